@@ -125,8 +125,8 @@ format: setup
 	ruff format .
 	clang-format -i $(CXX_FILES)
 
-stubs: install
-	tests/lint/update_stubs.sh $(RUN_BIN)/python
+stubs: dev
+	$(BIN)/python tests/lint/stubs.py
 
 wheel-check: setup
 	.ci/wheel-check $(BIN)/python

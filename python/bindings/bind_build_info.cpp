@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
 // SPDX-License-Identifier: Apache-2.0
 
+#include <pybind11/typing.h>
+
 #include "bindings.hpp"
 
 namespace py = pybind11;
@@ -11,7 +13,7 @@ void bind_build_info(py::module_& module) {
   module.def(
       "compiled_facts",
       [] {
-        py::dict facts;
+        py::typing::Dict<py::str, py::str> facts;
         facts["version"] = KVXFER_VERSION;
         facts["compiler"] = KVXFER_COMPILER;
         facts["build_type"] = KVXFER_BUILD_TYPE;

@@ -1,0 +1,73 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Stubs of the native modules. Run as a script to write them beside the package's sources."""
+
+import ast
+import importlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "python" / "kvxfer"
+HEADER = """\
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+# Written by `make stubs`; a test compares it with the module.
+"""
+
+
+def native_modules() -> list[str]:
+    """Names of the native modules of this installation."""
+    names = ["kvxfer._core", "kvxfer._cuda"]
+    return [name for name in names if importlib.util.find_spec(name) is not None]
+
+
+def stub_path(module_name: str) -> Path:
+    return PACKAGE / f"{module_name.rpartition('.')[2]}.pyi"
+
+
+def generate(module_name: str) -> str:
+    """The stub of one installed module: formatted, without docstrings."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--stubgen", module_name, folder]
+        subprocess.run(command, check=True, timeout=120)
+        raw = Path(folder, *module_name.split(".")).with_suffix(".pyi").read_text()
+    text = HEADER + ast.unparse(_without_docstrings(ast.parse(raw))) + "\n"
+    formatter = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=100"]
+    formatter += [f"--stdin-filename={stub_path(module_name).name}", "-"]
+    done = subprocess.run(
+        formatter, input=text, text=True, capture_output=True, check=True, timeout=120
+    )
+    return done.stdout
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            node.body = node.body[1:] or [ast.Expr(ast.Constant(...))]
+    return tree
+
+
+def _run_stubgen(module_name: str, folder: str) -> None:
+    import pybind11_stubgen
+
+    module = importlib.import_module(module_name)
+    # The exceptions carry the package's name; their definition belongs into the stub all the same.
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__module__ == "kvxfer":
+            value.__module__ = module_name
+    pybind11_stubgen.main(["--exit-code", "-o", folder, module_name])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--stubgen"]:
+        _run_stubgen(*sys.argv[2:])
+    else:
+        for name in native_modules():
+            stub_path(name).write_text(generate(name))
+            print(f"wrote {stub_path(name)}")
