@@ -82,7 +82,7 @@ build/stamps/install: $(WHEEL_STAMP)
 	$(BIN)/python -m venv --without-pip --clear $(RUN_VENV)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(RUN_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth"
-	$(BIN)/python -m pip --python $(RUN_BIN)/python install -q --no-deps --force-reinstall dist/kvxfer-*.whl
+	$(BIN)/python -m pip --disable-pip-version-check --python $(RUN_BIN)/python install -q --no-deps --force-reinstall dist/kvxfer-*.whl
 	@touch $@
 
 # --- what a user runs --------------------------------------------------------------------------
