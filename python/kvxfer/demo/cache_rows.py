@@ -29,6 +29,13 @@ def cache_planes(config: Any) -> tuple[PlaneSpec, ...]:
     )
 
 
+def make_cache(config: Any) -> Any:
+    """Return an empty transformers.DynamicCache for one request of a model."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=config)
+
+
 def extract_rows(cache: Any, begin: int, end: int) -> Rows:
     """Copy positions [begin, end) of a cache out as rows.
 
@@ -82,7 +89,6 @@ def restore_cache(config: Any, rows: Rows) -> Any:
         If the number of planes or the bytes of a row are not the model's.
     """
     import torch
-    from transformers import DynamicCache
 
     expected = [plane.row_bytes for plane in cache_planes(config)]
     got = [plane_rows.shape[1] for plane_rows in rows]
@@ -95,7 +101,7 @@ def restore_cache(config: Any, rows: Rows) -> Any:
         .unsqueeze(0)
         for plane_rows in rows
     ]
-    cache = DynamicCache(config=config)
+    cache = make_cache(config)
     for layer in range(config.num_hidden_layers):
         cache.update(tensors[2 * layer], tensors[2 * layer + 1], layer)
     return cache

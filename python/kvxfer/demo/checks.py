@@ -107,6 +107,22 @@ def compare_untouched(shards: Sequence[PoolSnapshot], tokens: int, poison: int) 
     return comparisons
 
 
+def compare_equal_rows(name: str, expected_rows: Rows, got_rows: Rows) -> Comparison:
+    """Compare two sets of rows by byte, position for position."""
+    row_count = sum(len(plane_rows) for plane_rows in expected_rows)
+    equal_count = sum(
+        int((expected == got).all(axis=1).sum())
+        for expected, got in zip(expected_rows, got_rows, strict=True)
+    )
+    return Comparison(
+        name=name,
+        expected=f"{row_count} rows equal",
+        got=f"{equal_count} rows equal",
+        count=row_count,
+        held=equal_count == row_count,
+    )
+
+
 def compare_close_rows(reference_rows: Rows, source_rows: Rows, tolerance: float) -> Comparison:
     """Compare float32 rows within ``tolerance`` of the plane's largest value.
 

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import InvalidArgumentError
-from kvxfer.demo.prompt import Tokenize
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 MODEL_PAGE_SIZE = 16
@@ -81,14 +80,29 @@ def prepare_torch() -> None:
     untyped.set_verbosity_error()
 
 
-def load_weights(weights: Path) -> tuple[Any, Tokenize]:
+class Tokenizer:
+    """Text to token ids, without special tokens, and back."""
+
+    def __init__(self, loaded: Any) -> None:
+        self._loaded = loaded
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        token_ids = self._loaded(text, add_special_tokens=False).input_ids
+        return [int(token_id) for token_id in token_ids]
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of token ids."""
+        return str(self._loaded.decode(list(token_ids)))
+
+
+def load_weights(weights: Path) -> tuple[Any, Tokenizer]:
     """Expand quantised weights into a float32 model (10 to 20 s on one core).
 
     Returns
     -------
     tuple
-        The model, a transformers causal language model in evaluation mode, and a function from
-        text to token ids without special tokens.
+        The model, a transformers causal language model in evaluation mode, and its tokenizer.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -99,12 +113,7 @@ def load_weights(weights: Path) -> tuple[Any, Tokenize]:
         model: Any = AutoModelForCausalLM.from_pretrained(
             weights.parent, dtype=torch.float32, **where
         )
-
-    def tokenize(text: str) -> list[int]:
-        token_ids = tokenizer(text, add_special_tokens=False).input_ids
-        return [int(token_id) for token_id in token_ids]
-
-    return model.eval(), tokenize
+    return model.eval(), Tokenizer(tokenizer)
 
 
 def save_model(model: Any, folder: Path) -> None:
