@@ -4,9 +4,8 @@
 # Finds the CUDA compiler and toolkit. Sets KVXFER_HAS_CUDA; links through CUDA::cudart_static.
 # Honours CUDAToolkit_ROOT, CMAKE_CUDA_COMPILER and CMAKE_CUDA_ARCHITECTURES.
 set(KVXFER_HAS_CUDA OFF)
-set(_kvxfer_cuda_install "install a CUDA toolkit >= ${KVXFER_MIN_CUDA} with nvcc on the PATH \
-(pip install 'nvidia-cuda-nvcc>=${KVXFER_MIN_CUDA}' 'nvidia-cuda-runtime>=${KVXFER_MIN_CUDA}' \
-brings one), or set CMAKE_CUDA_COMPILER")
+set(_kvxfer_cuda_install "run 'apt-get install cuda-toolkit-13-0' with NVIDIA's package source \
+and put its nvcc on the PATH, or set CMAKE_CUDA_COMPILER")
 
 if(NOT KVXFER_CUDA STREQUAL "OFF" AND EXISTS "${PROJECT_SOURCE_DIR}/cuda/CMakeLists.txt")
   if(CUDAToolkit_ROOT AND NOT CMAKE_CUDA_COMPILER)
