@@ -8,4 +8,13 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "Native core of kvxfer. Use the names that the kvxfer package exports.";
   bind_error(module);
   bind_build_info(module);
+  bind_memory_view(module);
+  bind_sharding(module);
+  bind_pool_layout(module);
+  bind_page_table(module);
+  bind_relayout(module);
+  bind_segment(module);
+  bind_pack_plan(module);
+  bind_write_list(module);
+  bind_copy_rows(module);
 }
