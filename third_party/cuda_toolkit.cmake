@@ -36,6 +36,8 @@ elseif(KVXFER_CUDA STREQUAL "ON")
                       "${_kvxfer_cuda_install}")
 elseif(KVXFER_CUDA STREQUAL "OFF")
   message(STATUS "kvxfer: CUDA is left out (KVXFER_CUDA=OFF)")
+elseif(NOT EXISTS "${PROJECT_SOURCE_DIR}/cuda/CMakeLists.txt")
+  message(STATUS "kvxfer: CUDA is left out (this source tree has no cuda/)")
 else()
   message(STATUS "kvxfer: CUDA is left out (no CUDA compiler >= ${KVXFER_MIN_CUDA} found; "
                  "to build it, ${_kvxfer_cuda_install})")
