@@ -16,6 +16,7 @@ HEADER = """\
 # SPDX-License-Identifier: Apache-2.0
 # Written by `make stubs`; a test compares it with the module.
 """
+UNHASHABLE = "__hash__: typing.ClassVar[None] = None"
 
 
 def native_modules() -> list[str]:
@@ -34,7 +35,10 @@ def generate(module_name: str) -> str:
         command = [sys.executable, __file__, "--stubgen", module_name, folder]
         subprocess.run(command, check=True, timeout=120)
         raw = Path(folder, *module_name.split(".")).with_suffix(".pyi").read_text()
-    text = HEADER + ast.unparse(_without_docstrings(ast.parse(raw))) + "\n"
+    tree = ast.fix_missing_locations(_Tidy().visit(ast.parse(raw)))
+    text = HEADER + ast.unparse(tree).replace(
+        UNHASHABLE, f"{UNHASHABLE}  # type: ignore[assignment]"
+    )
     formatter = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=100"]
     formatter += [f"--stdin-filename={stub_path(module_name).name}", "-"]
     done = subprocess.run(
@@ -43,14 +47,36 @@ def generate(module_name: str) -> str:
     return done.stdout
 
 
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            continue
+class _Tidy(ast.NodeTransformer):
+    """Makes of the generator's output what a strict type checker and a reader accept."""
+
+    def _drop_docstring(self, node: ast.Module | ast.ClassDef | ast.FunctionDef) -> None:
         first = node.body[0] if node.body else None
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             node.body = node.body[1:] or [ast.Expr(ast.Constant(...))]
-    return tree
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        self._drop_docstring(node)
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self._drop_docstring(node)
+        if any(ast.unparse(base).endswith("Enum") for base in node.bases):
+            members = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            node.body = [ast.Assign([item.target], ast.Constant(...)) for item in members]
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self._drop_docstring(node)
+        if node.name == "__eq__":
+            node.args.args[1] = ast.arg("other", ast.Name("object"))
+        return self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        # What takes any integer type is written as such; __int__ alone would let floats in.
+        if ast.unparse(node) == "typing.SupportsInt | typing.SupportsIndex":
+            return node.right
+        return self.generic_visit(node)
 
 
 def _run_stubgen(module_name: str, folder: str) -> None:
