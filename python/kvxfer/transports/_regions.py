@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from kvxfer import InvalidArgumentError
 
-# Addresses and sizes travel as int64 in write lists.
+# Addresses and sizes travel as int64 in write lists; sums of sizes have to stay int64 too.
 _ADDRESS_LIMIT = 2**63
+_POST_LIMIT_BYTES = 2**62
 
 
 class RegionTable:
-    """Disjoint regions of one agent's memory, in address order. Not thread-safe.
+    """Disjoint regions of one agent's memory, in address order.
+
+    One thread at a time may change it; any thread may check against it meanwhile.
 
     Parameters
     ----------
@@ -111,10 +114,11 @@ class RegionTable:
 
     def describe_nearest(self, address: int) -> str:
         """Return words for the region at or below an address, for messages."""
-        if not self._addresses:
+        starts, region_sizes = self._arrays
+        if not len(starts):
             return f"{self.owner} has no registered region"
-        place = max(bisect_right(self._addresses, address) - 1, 0)
-        start, size_bytes = self._addresses[place], self._sizes_bytes[place]
+        place = max(int(np.searchsorted(starts, address, side="right")) - 1, 0)
+        start, size_bytes = int(starts[place]), int(region_sizes[place])
         return (
             f"the nearest region of {self.owner} is "
             f"[{start:#x}, {start + size_bytes:#x}) of {size_bytes} bytes"
@@ -146,8 +150,8 @@ def check_writes(
     Raises
     ------
     InvalidArgumentError
-        If the array has another type or shape, or for the first write that is shorter than 1 byte
-        or not inside one region on either side.
+        If the array has another type or shape, for the first write that is shorter than 1 byte
+        or not inside one region on either side, or for 2**62 bytes and more in all.
 
     Notes
     -----
@@ -167,6 +171,11 @@ def check_writes(
                 f"write {bad} of {len(checked)}: {side} address {address:#x} with {size_bytes} "
                 f"bytes is not inside one registered region; {table.describe_nearest(address)}"
             )
+    total_bytes = float(checked[:, 2].sum(dtype=np.float64))
+    if total_bytes >= _POST_LIMIT_BYTES:
+        raise InvalidArgumentError(
+            f"writes have about {total_bytes:.3g} bytes, expected less than 2**62"
+        )
     return checked
 
 
