@@ -1,11 +1,10 @@
 // SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
 // SPDX-License-Identifier: Apache-2.0
-#include "checks.hpp"
 #include "page_rows.hpp"
 #include "stretches.hpp"
 
 #include <kvxfer/copy_rows.hpp>
-#include <kvxfer/error.hpp>
+#include <kvxfer/plan_checks.hpp>
 
 #include <cstring>
 
@@ -61,22 +60,7 @@ void pack_region(const Relayout& relayout, const Segment& segment, const PageTab
 
 void pack_rows(const PackBufferLayout& layout, const PackPlan& plan, const PageTable& source,
                std::span<std::byte> buffer) {
-  detail::require_memory(source, "source");
-  for (const PackRegion& region : plan.regions) {
-    const std::int64_t offset = layout.region_offset_bytes(region.index);
-    const Relayout& relayout = layout.relayouts()[size(region.index)];
-    detail::require_source_rows(relayout, source, plan.segment.begin, plan.segment.end);
-    const std::int64_t bytes = relayout.segment_bytes(plan.segment.begin, plan.segment.end);
-    detail::require(region.offset_bytes == offset && region.bytes == bytes,
-                    "expected a plan of this layout, got region ", region.index, " of ",
-                    region.bytes, " bytes at ", region.offset_bytes, " against ", bytes,
-                    " bytes at ", offset);
-    if (bytes > layout.region_bytes() || size(offset + bytes) > buffer.size()) {
-      throw CapacityError(detail::message("expected a pack buffer of at least ", offset + bytes,
-                                          " bytes and a region of at least ", bytes, " bytes, got ",
-                                          buffer.size(), " and ", layout.region_bytes(), " bytes"));
-    }
-  }
+  check_pack(layout, plan, source, static_cast<std::int64_t>(buffer.size()));
   for (const PackRegion& region : plan.regions) {
     pack_region(layout.relayouts()[size(region.index)], plan.segment, source,
                 buffer.data() + region.offset_bytes);
@@ -85,14 +69,7 @@ void pack_rows(const PackBufferLayout& layout, const PackPlan& plan, const PageT
 
 void unpack_rows(const Relayout& relayout, const Segment& segment,
                  std::span<const std::byte> region, const PageTable& destination) {
-  detail::require_memory(destination, "destination");
-  detail::require_destination_rows(relayout, destination, segment.begin, segment.end);
-  const std::int64_t bytes = relayout.segment_bytes(segment.begin, segment.end);
-  if (size(bytes) > region.size()) {
-    throw CapacityError(detail::message("expected a region of at least ", bytes,
-                                        " bytes for segment [", segment.begin, ", ", segment.end,
-                                        "), got ", region.size(), " bytes"));
-  }
+  check_unpack(relayout, segment, static_cast<std::int64_t>(region.size()), destination);
   const std::byte* packed = region.data();
   for (const PlaneGroup& group : relayout.groups()) {
     const std::int64_t first = group.pattern.rows_before(segment.begin);
@@ -112,10 +89,7 @@ void unpack_rows(const Relayout& relayout, const Segment& segment,
 
 void copy_rows(const Relayout& relayout, const Segment& segment, const PageTable& source,
                const PageTable& destination) {
-  detail::require_memory(source, "source");
-  detail::require_memory(destination, "destination");
-  detail::require_source_rows(relayout, source, segment.begin, segment.end);
-  detail::require_destination_rows(relayout, destination, segment.begin, segment.end);
+  check_copy(relayout, segment, source, destination);
   for (const PlaneGroup& group : relayout.groups()) {
     const std::int64_t first = group.pattern.rows_before(segment.begin);
     const std::int64_t last = group.pattern.rows_before(segment.end);
