@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The command line. A command's module is imported when the command is called, never before."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import kvxfer
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives: a module with ``add_arguments(parser)`` and ``run(args) -> int``."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": Command("kvxfer.demo", "move a real model's KV cache between processes and check it"),
+    "plan": Command("kvxfer.cli.plan", "read one request as JSON, print what would move where"),
+    "doctor": Command("kvxfer.cli.doctor", "say what this installation can do and what is missing"),
+}
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+EXIT_OUTPUT_CLOSED = 141  # what a shell reports for a program that SIGPIPE ended
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser that reports a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 after one line on standard error."""
+        line = " ".join(message.split())
+        self.exit(2, f"{self.prog}: {line} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; those of the process when omitted.
+
+    Returns
+    -------
+    int
+        0 when it worked, 1 when it failed, 130 when it was interrupted.
+
+    Raises
+    ------
+    SystemExit
+        With status 0 after ``--help`` and ``--version``, with status 2 for wrong arguments.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words and words[0] in COMMANDS else _exit_from_top_level(words)
+    try:
+        command = importlib.import_module(COMMANDS[name].module)
+        parser = OneLineParser(prog=f"kvxfer {name}", description=COMMANDS[name].summary)
+        command.add_arguments(parser)
+        status: int = command.run(parser.parse_args(words[1:]))
+        sys.stdout.flush()
+    except kvxfer.Error as error:
+        print(f"kvxfer {name}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OUTPUT_CLOSED
+    return status
+
+
+def _exit_from_top_level(words: list[str]) -> NoReturn:
+    """Answer ``--help`` and ``--version``, and refuse anything that is no command."""
+    width = max(len(name) for name in COMMANDS)
+    parser = OneLineParser(
+        prog="kvxfer",
+        description=kvxfer.__doc__,
+        epilog="commands:\n"
+        + "\n".join(f"  {name:{width}}  {COMMANDS[name].summary}" for name in COMMANDS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvxfer {kvxfer.__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below")
+    parser.parse_known_args(words)
+    parser.error("the command comes first")
