@@ -55,6 +55,7 @@ PYTHON_UNITS = [
     ["demo"],
     ["bench"],
     ["cli"],
+    ["__main__"],
 ]
 # Outside packages that only the named files or packages import.
 OWNERS = {
