@@ -176,7 +176,7 @@ class ScriptedWire:
         """End every agent of that name as a killed process would: nothing of it moves again."""
         with self.lock:
             for agent in [a for a in self.agents.values() if a.agent_name == agent_name]:
-                self._end_agent(agent, f"peer {agent_name!r} was killed")
+                self.end_agent(agent, f"peer {agent_name!r} was killed")
                 agent.is_killed = True
 
     # --- notifications ----------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class ScriptedWire:
         notification.target.inbox.append((notification.sender, notification.message))
         self.events.append(("deliver", notification.message.decode()))
 
-    def _end_agent(self, agent: "ScriptedTransport", error: str) -> None:
+    def end_agent(self, agent: "ScriptedTransport", error: str) -> None:
         """End everything that touches an agent's memory, in either direction."""
         agent.is_closed = True
         self.agents.pop(agent.generation, None)
@@ -286,6 +286,8 @@ class ScriptedTransport:
         found = Description.decode(description, NAME)
         with self.wire.lock:
             self._refuse_closed()
+            if found.generation == self.generation:
+                raise InvalidArgumentError(f"the description is that of {self.agent_name!r} itself")
             target = self.wire.agents.get(found.generation)
             if target is None or target.agent_name != found.agent_name:
                 raise TransferError(
@@ -349,7 +351,7 @@ class ScriptedTransport:
     def close(self) -> None:
         with self.wire.lock:
             if not self.is_closed:
-                self.wire._end_agent(self, f"agent {self.agent_name!r} was closed")
+                self.wire.end_agent(self, f"agent {self.agent_name!r} was closed")
 
     @property
     def counters(self) -> dict[str, int]:
