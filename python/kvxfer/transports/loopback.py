@@ -159,7 +159,8 @@ class LoopbackTransport:
     def poll(self, handle: WriteHandle) -> WriteState:
         """See ``Transport.poll``."""
         own = self._own(handle)
-        own.link.advance()
+        if not own.state.has_ended:
+            own.link.advance()
         self._reader.read()
         return own.state
 

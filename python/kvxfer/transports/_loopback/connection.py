@@ -44,7 +44,7 @@ class Connection:
         # A child that the peer forked keeps the socket open after the peer's death; this sees it.
         self._pid_fd = _open_pid_fd(self.pid)
         self._life = select.poll()
-        self._life.register(connected, select.POLLRDHUP)
+        self._life.register(connected, select.POLLIN | select.POLLRDHUP)
         if self._pid_fd is not None:
             self._life.register(self._pid_fd, select.POLLIN)
 
@@ -59,7 +59,15 @@ class Connection:
 
     def is_alive(self) -> bool:
         """Say whether the other side still holds the connection."""
-        return self._socket.fileno() >= 0 and not self._life.poll(0)
+        return self.look()[1]
+
+    def look(self) -> tuple[bool, bool]:
+        """Return whether something is there to receive, and whether the other side is alive."""
+        has_packet, is_alive = False, self._socket.fileno() >= 0
+        for fd, events in self._life.poll(0) if is_alive else ():
+            has_packet = has_packet or (fd != self._pid_fd and bool(events & select.POLLIN))
+            is_alive = is_alive and fd != self._pid_fd and not events & _ENDED
+        return has_packet, is_alive
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         """Send a packet; return False where the other side does not take any for now.

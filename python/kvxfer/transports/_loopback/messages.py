@@ -141,7 +141,7 @@ def _decode_welcome(body: bytes) -> Welcome:
 
 
 def _decode_refuse(body: bytes) -> Refuse:
-    return Refuse(body[:_MAX_REASON_BYTES].decode("ascii", "replace"))
+    return Refuse(_reason(body))
 
 
 def _decode_area(body: bytes) -> Area:
@@ -157,14 +157,17 @@ def _decode_data(body: bytes) -> Data:
 
 
 def _decode_ack(body: bytes) -> Ack:
-    reason = body[_ACK.size :][:_MAX_REASON_BYTES].decode("ascii", "replace")
-    return Ack(_ACK.unpack_from(body)[0], reason)
+    return Ack(_ACK.unpack_from(body)[0], _reason(body[_ACK.size :]))
 
 
 def _decode_notify(body: bytes) -> Notify:
     if not 1 <= len(body) <= MAX_NOTIFICATION_BYTES or not body.isascii():
         raise ValueError(f"expected 1 to {MAX_NOTIFICATION_BYTES} bytes of ASCII")
     return Notify(body)
+
+
+def _reason(body: bytes) -> str:
+    return body[:_MAX_REASON_BYTES].decode("ascii", "replace").replace("\ufffd", "?")
 
 
 def _reason_bytes(reason: str) -> bytes:

@@ -179,8 +179,10 @@ class OutboundPeer:
     def _advance(self) -> None:
         if self.error is None:
             try:
-                self._receive()
-                if not self._connection.is_alive():
+                has_packet, is_alive = self._connection.look()
+                if has_packet:
+                    self._receive()
+                if not is_alive:
                     raise ConnectionEnded("the connection was closed")
                 if self._path is not None:
                     self._move(self._path)

@@ -99,6 +99,7 @@ class Reader:
             writer = InboundPeer(connection, self._host)
             self._writers[writer.fileno()] = writer
             self._epoll.register(writer.fileno(), select.EPOLLIN)
+            self._process(writer)
 
     def _process(self, writer: InboundPeer) -> None:
         try:
