@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvxfer import (
+    Error,
     PageTable,
     Plane,
     PlaneKind,
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan and return 0, or one line on standard error and return 2."""
     try:
         plan = build_plan(parse_request(parse_json(_read(args.file))))
-    except InputError as error:
+    except (InputError, Error) as error:  # what is planned is the input's alone
         print(f"kvxfer plan: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     sys.stdout.writelines(_render(plan))

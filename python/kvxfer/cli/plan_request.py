@@ -107,8 +107,8 @@ def parse_request(value: object) -> PlanRequest:
         )
     row_bytes = _row_bytes(fields["planes"])
     prefix, tokens = _range(fields, destination_page_size * ranks)
-    source_pages = _pages(fields["source_pages"], "source_pages", source_ranks)
-    destination_pages = _pages(fields["destination_pages"], "destination_pages", ranks)
+    source_pages = _pages(fields, "source_pages", source_ranks, source_page_size)
+    destination_pages = _pages(fields, "destination_pages", ranks, destination_page_size)
     source = Side(source_page_size, source_ranks, source_interleave, source_pages)
     destination = Side(destination_page_size, ranks, interleave, destination_pages)
     _expect_cover(source, "source_pages", 0, prefix, tokens)
@@ -182,20 +182,24 @@ def _range(fields: JsonObject, widened_page_tokens: int) -> tuple[int, int]:
     return prefix, tokens
 
 
-def _pages(value: object, field: str, ranks: int) -> tuple[list[int], ...]:
+def _pages(fields: JsonObject, field: str, ranks: int, page_size: int) -> tuple[list[int], ...]:
+    value = fields[field]
+    page_count = MAX_TOKENS // (page_size * ranks)  # of the largest pool
     if isinstance(value, list):
-        return (_page_ids(value, field),) * ranks
+        return (_page_ids(value, field, page_count),) * ranks
     if not isinstance(value, JsonObject):
         raise wrong(field, value, "a list of page ids or an object with one list for each rank")
     by_rank = expect_object(value, field, [str(rank) for rank in range(ranks)])
-    return tuple(_page_ids(by_rank[str(rank)], join(field, str(rank))) for rank in range(ranks))
+    return tuple(
+        _page_ids(by_rank[str(rank)], join(field, str(rank)), page_count) for rank in range(ranks)
+    )
 
 
-def _page_ids(value: object, path: str) -> list[int]:
+def _page_ids(value: object, path: str, page_count: int) -> list[int]:
     pages: dict[int, int] = {}  # id -> where it stands
     for i, page in enumerate(expect_list(value, path, "page ids")):
         here = f"{path}[{i}]"
-        page_id = expect_int(page, here, 0, MAX_TOKENS)
+        page_id = expect_int(page, here, 0, page_count - 1)
         if page_id in pages:
             raise wrong(here, page_id, f"each page once ({path}[{pages[page_id]}] has it)")
         pages[page_id] = i
