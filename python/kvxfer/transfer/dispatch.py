@@ -1,0 +1,366 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""When a segment leaves, for which receivers, and what follows the last one."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from kvxfer import InvalidArgumentError, PackBufferLayout, PageTable, Segment, direct_writes
+from kvxfer.transfer.completion import Completion
+from kvxfer.transfer.copies import Ready
+from kvxfer.transfer.destination import Destination, no_runs
+from kvxfer.transfer.flight import Flight, FlightEvents, Outgoing
+from kvxfer.transfer.messages import Grant
+from kvxfer.transfer.pack_ring import Slot
+from kvxfer.transfer.room import RoomMetrics
+from kvxfer.transfer.services import METADATA_HEADER_BYTES, Services
+from kvxfer.transfer.state import StateComponent, present, state_writes
+from kvxfer.transfer.writes import Runs, row_write_count
+
+__all__ = ["Departures", "PlannedSegment"]
+
+
+@dataclass(frozen=True)
+class PlannedSegment:
+    """One segment, the pages that hold it, and what it waits for."""
+
+    segment: Segment
+    table: PageTable
+    ready: Ready | None
+
+
+class DepartureEvents(FlightEvents, Protocol):
+    """What departures need of their room."""
+
+    room: int
+    metrics: RoomMetrics
+
+    @property
+    def destinations(self) -> list[Destination]:
+        """Receivers of the room."""
+        ...
+
+    def touch(self) -> None:
+        """Note progress."""
+        ...
+
+    def fail(self, kind: str, peer: str, message: str) -> None:
+        """Fail the room."""
+        ...
+
+
+class Departures:
+    """The segments of one room and how far each receiver is served.
+
+    Receivers advance on their own, so that none holds a buffer or a region while it waits for
+    another's. Those that stand at the same segment and can be written leave together: the rows are
+    packed once for all of them. A receiver that was granted a region before gets it back after its
+    unpack whatever the others do, so the rest waits for it; one that has none yet may wait long, so
+    it is left behind and served by itself later.
+    """
+
+    def __init__(self, services: Services, room: DepartureEvents) -> None:
+        self._services = services
+        self._room = room
+        self._segments: list[PlannedSegment] = []
+        self._flights: list[Flight] = []
+        self._state: list[StateComponent] = []
+        self._metadata: bytes | None = None
+        self._layouts: dict[tuple[int, ...], PackBufferLayout] = {}
+        self._waits_since: float | None = None
+        self.capacity_tokens: int | None = None
+        self.wait_s = 0.0
+
+    @property
+    def has_flights(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._flights)
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether source pages may be read by what is under way."""
+        return any(flight.reads_source for flight in self._flights)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether some receiver has not been sent what is planned for it."""
+        return bool(self._segments) and any(self._is_behind(d) for d in self._room.destinations)
+
+    def set_capacity(self) -> None:
+        """Fix the capacity: what the pack buffer and every landing region hold.
+
+        Raises
+        ------
+        CapacityError
+            If one of them does not hold the smallest segment.
+        """
+        packing = [d for d in self._room.destinations if d.packs]
+        if not packing:
+            return
+        buffer_bytes = self._services.options.pack_bytes(self._services.pool.layout)
+        budget_tokens = self._services.options.budget_tokens(self._services.pool.layout)
+        capacities = [PackBufferLayout.capacity_for([d.relayout for d in packing], buffer_bytes)]
+        capacities += [budget_tokens] if budget_tokens is not None else []
+        capacities += [
+            PackBufferLayout.capacity_for([d.relayout], d.landing.region_bytes)
+            for d in packing
+            if d.lands
+        ]
+        self.capacity_tokens = min(capacities)
+
+    def set_extras(self, state: list[StateComponent], metadata: bytes | None) -> None:
+        """Set what follows the final segment."""
+        self._state, self._metadata = state, metadata
+
+    def add(self, segments: list[PlannedSegment]) -> None:
+        """Queue segments, in order."""
+        self._segments += segments
+        for planned in segments:
+            for destination in self._room.destinations:
+                if destination.segment_bytes(planned.segment):
+                    self._room.metrics.row_writes += row_write_count(
+                        destination.relayout, planned.segment
+                    )
+
+    def drop(self) -> None:
+        """Forget what has not left."""
+        self._segments.clear()
+        self._services.buffers.ring.withdraw(self)
+        self._services.buffers.outbox.withdraw(self)
+
+    def poll(self) -> None:
+        """Follow what is under way."""
+        self._flights = [flight for flight in self._flights if not flight.poll()]
+
+    def start(self) -> None:
+        """Let everything leave that can."""
+        groups: dict[int, list[Destination]] = defaultdict(list)
+        for destination in self._room.destinations:
+            if destination.owed_bytes and destination.cursor < len(self._segments):
+                groups[destination.cursor].append(destination)
+        for cursor in sorted(groups):
+            if self._room.is_wanted():
+                self._start_segment(self._segments[cursor], groups[cursor])
+        for destination in self._room.destinations:
+            if self._room.is_wanted():
+                self._start_final(destination)
+
+    def late_peers(self) -> str:
+        """Return names of the peers whose writes take longer than the deadline, or nothing."""
+        latest = self._services.options.clock() - self._services.options.transfer_deadline_s
+        names = {n for f in self._flights if f.started_s < latest for n in f.waits_for}
+        return ", ".join(sorted(names))
+
+    def missing(self) -> tuple[str, str]:
+        """Return who keeps the next segment from leaving, and words for it."""
+        deadline_s = self._services.options.transfer_deadline_s
+        behind = [d for d in self._room.destinations if self._is_behind(d)]
+        no_region = [d.peer.name for d in behind if d.lands and not d.credits]
+        if no_region:
+            names = ", ".join(no_region)
+            return names, f"no landing region was granted within {deadline_s:g} s"
+        ring = self._services.buffers.ring
+        return "", (
+            f"no segment left within {deadline_s:g} s: {ring.leased_count} of {ring.slot_count} "
+            "pack buffers are in use"
+        )
+
+    def count_extras(self, destination: Destination) -> None:
+        """Count the state and metadata that reached a receiver."""
+        self._room.metrics.state_bytes += int(self._state_runs(destination)[:, 2].sum())
+        if destination.metadata is not None:
+            self._room.metrics.metadata_bytes += len(self._metadata or b"")
+
+    def _is_behind(self, destination: Destination) -> bool:
+        if destination.is_final_started:
+            return False
+        return bool(self._segments) and (
+            (destination.owed_bytes > 0 and destination.cursor < len(self._segments))
+            or self._segments[-1].segment.is_final
+        )
+
+    def _start_segment(self, planned: PlannedSegment, group: list[Destination]) -> None:
+        """Let a segment leave for the receivers that stand at it."""
+        if planned.ready is not None and not planned.ready.query():
+            return
+        empty = [d for d in group if not d.segment_bytes(planned.segment)]
+        direct = [d for d in group if d not in empty and not d.packs]
+        packed = [d for d in group if d.packs and d not in empty]
+        if empty:
+            self._depart(planned, [(d, no_runs, None) for d in empty])
+        if direct:
+            self._depart(planned, [(d, partial(_direct_runs, planned, d), None) for d in direct])
+        granted = [d for d in packed if not d.lands or d.was_granted]
+        if granted and all(d.credits or not d.lands for d in granted):
+            self._pack_and_depart(planned, granted)
+        elif packed:
+            self._note_wait()
+
+    def _pack_and_depart(self, planned: PlannedSegment, group: list[Destination]) -> None:
+        ring = self._services.buffers.ring
+        slot = ring.lease(self)
+        if slot is None:
+            self._note_wait()
+            return
+        self._end_wait()
+        layout = self._layout_of(group)
+        plan = layout.plan(planned.segment)
+        items: list[tuple[Destination, Callable[[], Runs], Grant | None]] = []
+        for region in plan.regions:
+            destination = group[region.index]
+            grant = destination.credits.popleft() if destination.lands else None
+            address = slot.address + region.offset_bytes
+            runs = partial(destination.packed_runs, planned.segment, address, grant)
+            items.append((destination, runs, grant))
+        pack = partial(self._services.copies.pack, layout, plan, planned.table, slot.memory)
+        self._depart(planned, items, (slot, pack))
+
+    def _depart(
+        self,
+        planned: PlannedSegment,
+        items: list[tuple[Destination, Callable[[], Runs], Grant | None]],
+        packed: tuple[Slot, Callable[[], Ready | None]] | None = None,
+    ) -> None:
+        outgoing = []
+        for destination, runs, grant in items:
+            item = self._outgoing(planned.segment, destination, runs, grant)
+            destination.cursor += 1
+            if item is not None:
+                outgoing.append(item)
+        self._room.metrics.segments += len(items)
+        if not outgoing:
+            return
+        slot_of = (self._services.buffers.ring, packed[0]) if packed else None
+        pack = packed[1] if packed else None
+        self._fly(Flight(self._services, self._room, outgoing, slot_of, pack))
+
+    def _outgoing(
+        self,
+        segment: Segment,
+        destination: Destination,
+        runs: Callable[[], Runs],
+        grant: Grant | None,
+    ) -> Outgoing | None:
+        """Return the post of one receiver's rows.
+
+        The final segment is completed by a post of its own after everything else has arrived,
+        unless nothing else is to arrive.
+        """
+        row_bytes = destination.segment_bytes(segment)
+        completion = destination.completion(
+            self._room.room, self._services.transport.agent_name, segment, grant
+        )
+        if not segment.is_final:
+            return Outgoing(destination, runs, completion.encode(), row_bytes)
+        destination.final_completion = completion
+        if self._has_extras(destination) or destination.outstanding:
+            return Outgoing(destination, runs, b"", row_bytes) if row_bytes else None
+        destination.is_final_started = True
+        notification = destination.final_notification(0, 0, 0)
+        return Outgoing(destination, runs, notification, row_bytes, is_final=True)
+
+    def _start_final(self, destination: Destination) -> None:
+        """Send state, metadata and the final completion, after all rows have arrived."""
+        if not self._segments or destination.is_final_started or destination.outstanding:
+            return
+        if not self._segments[-1].segment.is_final:
+            return
+        if destination.owed_bytes and destination.cursor < len(self._segments):
+            return
+        if destination.owed_bytes == 0 and not self._is_due(self._segments[-1].ready):
+            return
+        self._send_final(destination)
+
+    def _is_due(self, ready: Ready | None) -> bool:
+        return ready is None or ready.query()
+
+    def _send_final(self, destination: Destination) -> None:
+        try:
+            state_runs = self._state_runs(destination)
+            self._check_metadata(destination)
+        except InvalidArgumentError as error:
+            self._room.fail("refused", destination.peer.name, str(error))
+            return
+        slot: Slot | None = None
+        runs = [state_runs]
+        metadata_bytes = 0
+        outbox = self._services.buffers.outbox
+        if destination.metadata is not None:
+            assert self._metadata is not None
+            slot = outbox.lease(self)
+            if slot is None:
+                self._note_wait()
+                return
+            metadata_bytes = len(self._metadata)
+            content = self._room.room.to_bytes(METADATA_HEADER_BYTES, "little") + self._metadata
+            slot.memory[: len(content)] = np.frombuffer(content, dtype=np.uint8)
+            runs.append(np.array([[slot.address, destination.metadata[0], len(content)]]))
+        self._end_wait()
+        if destination.final_completion is None:
+            destination.final_completion = self._whole_completion(destination)
+        notification = destination.final_notification(
+            len(present(destination.state)), int(state_runs[:, 2].sum()), metadata_bytes
+        )
+        destination.is_final_started = True
+        all_runs = np.concatenate(runs)
+        item = Outgoing(destination, lambda: all_runs, notification, is_final=True)
+        self._fly(Flight(self._services, self._room, [item], (outbox, slot) if slot else None))
+
+    def _whole_completion(self, destination: Destination) -> Completion:
+        whole = Segment(destination.prefix, destination.end, True)
+        return destination.completion(
+            self._room.room, self._services.transport.agent_name, whole, None
+        )
+
+    def _state_runs(self, destination: Destination) -> Runs:
+        return state_writes(self._state, destination.state)
+
+    def _has_extras(self, destination: Destination) -> bool:
+        return bool(self._state or destination.state) or destination.metadata is not None
+
+    def _check_metadata(self, destination: Destination) -> None:
+        if destination.metadata is None:
+            return
+        room_bytes = destination.metadata[1] - METADATA_HEADER_BYTES
+        have_bytes = None if self._metadata is None else len(self._metadata)
+        limit_bytes = min(room_bytes, self._services.options.metadata_slot_bytes)
+        if have_bytes is None:
+            raise InvalidArgumentError("receiver asked for metadata, but the final send has none")
+        if have_bytes > limit_bytes:
+            raise InvalidArgumentError(
+                f"metadata has {have_bytes} bytes, expected at most {limit_bytes}"
+            )
+
+    def _layout_of(self, group: list[Destination]) -> PackBufferLayout:
+        """Return the regions of a set of receivers; one set serves nearly every segment."""
+        key = tuple(id(destination) for destination in group)
+        layout = self._layouts.get(key)
+        if layout is None:
+            assert self.capacity_tokens is not None
+            layout = PackBufferLayout([d.relayout for d in group], self.capacity_tokens)
+            self._layouts[key] = layout
+        return layout
+
+    def _fly(self, flight: Flight) -> None:
+        if not flight.poll():
+            self._flights.append(flight)
+
+    def _note_wait(self) -> None:
+        if self._waits_since is None:
+            self._waits_since = self._services.options.clock()
+
+    def _end_wait(self) -> None:
+        if self._waits_since is not None:
+            self.wait_s += self._services.options.clock() - self._waits_since
+            self._waits_since = None
+
+
+def _direct_runs(planned: PlannedSegment, destination: Destination) -> Runs:
+    return direct_writes(
+        destination.relayout, [planned.segment], planned.table, destination.table
+    ).runs

@@ -1,0 +1,419 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer manager of one worker rank."""
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+from numpy.typing import ArrayLike
+
+from kvxfer import InvalidArgumentError, PageTable
+from kvxfer.errors import DeadlineError
+from kvxfer.transfer.control import ControlChannel
+from kvxfer.transfer.copies import HostCopies, InlineExecutor, RowCopies
+from kvxfer.transfer.mailer import Mailer
+from kvxfer.transfer.messages import Hello, Identity
+from kvxfer.transfer.options import LandingMode, TransferOptions
+from kvxfer.transfer.peers import Peer, PeerTable
+from kvxfer.transfer.pool import LocalPool, MemorySpan
+from kvxfer.transfer.receiver import ReceiverRoom, Wanted
+from kvxfer.transfer.room import RoomState, check_room_id
+from kvxfer.transfer.router import Router
+from kvxfer.transfer.sender import SenderRoom
+from kvxfer.transfer.services import Buffers, Services
+from kvxfer.transfer.state import StateComponent
+from kvxfer.transfer.terms import PoolTerms
+from kvxfer.transports.protocol import Transport
+
+__all__ = ["TransferManager"]
+
+# Deadlines are looked at this often, not in every poll.
+_SWEEP_INTERVAL_S = 0.05
+
+
+class TransferManager:
+    """One rank's end of every transfer, as sender, receiver or both.
+
+    Many rooms and many peers of different shapes live on one manager. It starts no thread: call
+    ``poll`` while any room is open, on both sides. Without an executor, packing, unpacking and
+    posting happen inside ``poll`` and the opening calls. Any thread may call any method.
+
+    Parameters
+    ----------
+    pool : LocalPool
+        The engine's planes of this rank.
+    transport : Transport
+        This rank's agent; its name is the manager's. The manager registers the pool and its own
+        buffers with it.
+    channel : ControlChannel
+        Carries control messages.
+    options : TransferOptions, optional
+    executor : concurrent.futures.Executor, optional
+        Where rows are packed and unpacked and writes are posted.
+    copies : RowCopies, optional
+        Packs and unpacks; host memory when omitted.
+    """
+
+    def __init__(
+        self,
+        pool: LocalPool,
+        transport: Transport,
+        channel: ControlChannel,
+        options: TransferOptions | None = None,
+        *,
+        executor: Executor | None = None,
+        copies: RowCopies | None = None,
+    ) -> None:
+        self._options = options or TransferOptions()
+        self._channel = channel
+        self._lock = threading.RLock()
+        self._spans: list[MemorySpan] = []
+        self._hello_parts: tuple[bytes, list[tuple[int, int]]] | None = None
+        self._generation_count = 0
+        self._next_sweep = 0.0
+        self._next_drain_ask = 0.0
+        identity = Identity(transport.agent_name, channel.address, secrets.randbits(62))
+        self._mailer = Mailer(channel, identity)
+        chosen = copies or HostCopies()
+        self._services = Services(
+            options=self._options,
+            pool=pool,
+            transport=transport,
+            mailer=self._mailer,
+            copies=chosen,
+            executor=executor or InlineExecutor(),
+            buffers=Buffers.allocate(self._options, pool, chosen),
+        )
+        self._peers = PeerTable(pool, transport, self._mailer, self._options, self)
+        self._peers.introduce_as(self._hello)
+        self._router = Router(self._services, self._peers)
+        for span in [*pool.spans, *self._services.buffers.spans]:
+            self.register_memory(span.address, span.size_bytes)
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name under which peers know this manager: its transport agent's."""
+        return self._mailer.identity.name
+
+    @property
+    def address(self) -> str:
+        """Where peers reach this manager: its control channel's address."""
+        return self._mailer.identity.address
+
+    @property
+    def pool(self) -> LocalPool:
+        """The engine's planes of this rank."""
+        return self._services.pool
+
+    def register_memory(self, address: int, size_bytes: int) -> None:
+        """Make memory beside the pool known, such as state buffers.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Once a peer has been told what is registered, or as the transport says.
+        """
+        with self._lock:
+            if self._hello_parts is not None:
+                raise InvalidArgumentError(
+                    "memory is registered before the first peer is met, but the registered "
+                    "memory was described already"
+                )
+            self._services.transport.register_memory(address, size_bytes)
+            self._spans.append(MemorySpan(address, size_bytes))
+
+    def connect(self, address: str) -> None:
+        """Meet a peer ahead of its first room."""
+        with self._lock:
+            self._peers.link(address)
+
+    def forget_peer(self, address: str) -> None:
+        """Fail the rooms of a peer, drop its connection and stop asking for it."""
+        with self._lock:
+            self._peers.forget(address)
+
+    def declare_dead(self, name: str) -> None:
+        """State that a peer's process is gone: its writes are over, held pages are free.
+
+        Heartbeats cannot tell death from a pause; whoever started the process can.
+        """
+        with self._lock:
+            peer = self._peers.by_name(name)
+            if peer is not None:
+                self._peers.drop(peer.address, "was declared dead", is_dead=True)
+            for room in self._router.receivers:
+                for source in room.sources_named(name):
+                    if source.peer is not None:
+                        room.peer_lost(source.peer, "was declared dead", is_dead=True)
+
+    @property
+    def peer_names(self) -> list[str]:
+        """Names of the peers that are known and alive."""
+        with self._lock:
+            return [peer.name for peer in self._peers.peers()]
+
+    # -- rooms ----------------------------------------------------------------------------------
+
+    def open_sender(self, room: int, destination_count: int = 1) -> SenderRoom:
+        """Open a room at its source.
+
+        Parameters
+        ----------
+        room : int
+            Id that both sides give the request, in [1, 2**64).
+        destination_count : int
+            Receivers that will ask this rank for the room.
+
+        Raises
+        ------
+        TransferError
+            Of kind "duplicate" if the id is open already; that room is not disturbed.
+        """
+        with self._lock:
+            if not self._options.sends:
+                raise InvalidArgumentError("this manager has role 'receiver' and cannot send")
+            self._router.senders.check_free(check_room_id(room))
+            sender = SenderRoom(self._services, room, destination_count)
+            self._router.senders.add(sender)
+            self._router.opened_sender(sender)
+            return sender
+
+    def open_receiver(
+        self,
+        room: int,
+        sources: Sequence[str],
+        pages: PageTable | ArrayLike,
+        *,
+        end: int,
+        prefix: int = 0,
+        state: Sequence[StateComponent] = (),
+        metadata_bytes: int = 0,
+        landing: LandingMode | None = None,
+    ) -> ReceiverRoom:
+        """Open a room at its destination and ask its sources.
+
+        Parameters
+        ----------
+        room : int
+            Id that both sides give the request, in [1, 2**64).
+        sources : sequence of str
+            Control addresses of every source rank that serves this rank. The first one sends the
+            metadata.
+        pages : PageTable, or int array of shape (page_count,)
+            This rank's pages of the request; an array begins at position ``prefix``.
+        end : int
+            One past the last position of the request.                               [unit: tokens]
+        prefix : int
+            Positions that this side holds already: a multiple of page size x ranks. [unit: tokens]
+        state : sequence of StateComponent
+            Where the request's state goes.
+        metadata_bytes : int
+            Most bytes of metadata; 0: none is sent.
+        landing : {"auto", "in_place", "landing"}, optional
+            How rows land; the manager's option when omitted.
+
+        Raises
+        ------
+        TransferError
+            Of kind "duplicate" if the id is open already; that room is not disturbed.
+        InvalidArgumentError
+            If the prefix is not aligned, pages are missing, a source is named twice, or no metadata
+            slot is free.
+        """
+        with self._lock:
+            if not self._options.receives:
+                raise InvalidArgumentError("this manager has role 'sender' and cannot receive")
+            self._router.receivers.check_free(check_room_id(room))
+            table = self._receiver_table(pages, prefix, end)
+            if not sources or len(set(sources)) != len(sources):
+                raise InvalidArgumentError(
+                    f"sources are {list(sources)}, expected at least one, each once"
+                )
+            wanted = Wanted(
+                table, prefix, end, tuple(state), metadata_bytes, landing or self._options.landing
+            )
+            self._generation_count += 1
+            links = [self._peers.link(address) for address in sources]
+            receiver = ReceiverRoom(self._services, room, self._generation_count, wanted, links)
+            self._router.receivers.add(receiver)
+            self._router.opened_receiver(receiver)
+            receiver.advance()
+            return receiver
+
+    def sender_state(self, room: int) -> RoomState:
+        """Return the state of a sender's room; Failed for an id that is not open here."""
+        with self._lock:
+            rooms = self._router.senders.of_id(room)
+            return rooms[0].state if rooms else RoomState.FAILED
+
+    def receiver_state(self, room: int) -> RoomState:
+        """Return the state of a receiver's room; Failed for an id that is not open here."""
+        with self._lock:
+            rooms = self._router.receivers.of_id(room)
+            return rooms[0].state if rooms else RoomState.FAILED
+
+    # -- driving --------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Go on with everything that can go on. Never waits for a peer, never raises for one."""
+        with self._lock:
+            for frame in self._channel.receive():
+                self._router.take_frame(frame)
+            for name, line in self._services.transport.drain_notifications():
+                self._router.take_notification(name, line)
+            for sender in self._router.senders:
+                if sender.is_busy:
+                    sender.advance()
+            for receiver in self._router.receivers:
+                if receiver.is_busy:
+                    receiver.advance()
+            self._sweep()
+            for address in self._mailer.take_stalled():
+                self._peers.drop(address, "takes no control messages: its queue is full")
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End every room, wait until nothing is under way, and take the memory back.
+
+        The transport and the channel stay the caller's.
+
+        Raises
+        ------
+        DeadlineError
+            If writes are not over in time; names the rooms. Memory stays registered, and ``close``
+            may be called again.
+        """
+        for room in [*self._router.senders, *self._router.receivers]:
+            room.abort("the manager was closed")
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.poll()
+            with self._lock:
+                held = [room.room for room in self._router.senders]
+                held += [room.room for room in self._router.receivers]
+            if not held:
+                break
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    "deadline",
+                    "",
+                    None,
+                    f"writes of rooms {held} were not over within {timeout_s:g} s",
+                )
+            time.sleep(0.001)
+        with self._lock:
+            spans, self._spans = self._spans, []
+            for span in spans:
+                self._services.transport.deregister_memory(span.address)
+
+    @property
+    def open_room_count(self) -> int:
+        """Rooms of both sides that have not ended, or whose writes may still run."""
+        with self._lock:
+            return len(self._router.senders) + len(self._router.receivers)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counters of everything that happened, and gauges of what is held."""
+        with self._lock:
+            buffers, router = self._services.buffers, self._router
+            gauges = {
+                "sender_rooms": len(router.senders),
+                "receiver_rooms": len(router.receivers),
+                "lingering_rooms": router.senders.lingering_count
+                + router.receivers.lingering_count,
+                "held_page_rooms": sum(r.pages_held for r in router.receivers)
+                + sum(r.pages_held for r in router.senders),
+                "pack_buffers_leased": buffers.ring.leased_count,
+                "landing_regions_held": buffers.landing.held_count,
+                "landing_rooms_waiting": buffers.landing.waiting_count,
+                "metadata_slots_leased": buffers.inbox.leased_count + buffers.outbox.leased_count,
+                "early_messages": len(router.early_asks) + len(router.early_completions),
+                "early_messages_dropped": router.early_asks.dropped_count
+                + router.early_completions.dropped_count,
+                "peers_dropped": self._peers.dropped_count,
+                "peers_refused": self._peers.refused_count,
+                "messages_sent": self._mailer.sent_count,
+                "messages_refused": self._mailer.refused_count,
+            }
+            return {**self._services.counters, **gauges}
+
+    # -- what the peer table calls ----------------------------------------------------------------
+
+    def peer_known(self, peer: Peer) -> None:
+        """Ask again for the end of writes that the peer may have had under way."""
+        for room in self._router.receivers:
+            if room.state is RoomState.FAILED:
+                room.ask_for_drain(peer)
+
+    def peer_lost(self, peer: Peer, reason: str, is_dead: bool) -> None:
+        """End the rooms of a peer."""
+        for sender in self._router.senders:
+            sender.peer_lost(peer, reason)
+        for receiver in self._router.receivers:
+            receiver.peer_lost(peer, reason, is_dead)
+
+    def address_refused(self, address: str, reason: str) -> None:
+        """Let rooms that wait for the address see that it was refused."""
+        for receiver in self._router.receivers:
+            if receiver.state is RoomState.BOOTSTRAPPING:
+                receiver.advance()
+
+    # -- own --------------------------------------------------------------------------------------
+
+    def _receiver_table(self, pages: PageTable | ArrayLike, prefix: int, end: int) -> PageTable:
+        layout = self.pool.layout
+        if prefix < 0 or prefix % layout.widened_page_tokens:
+            raise InvalidArgumentError(
+                f"prefix is {prefix}, expected a multiple of {layout.widened_page_tokens}, "
+                f"page size {layout.page_size} x {layout.sharding.ranks} ranks"
+            )
+        if end < prefix:
+            raise InvalidArgumentError(f"end is {end}, expected at least the prefix {prefix}")
+        table = pages if isinstance(pages, PageTable) else self.pool.table(pages, prefix)
+        if end > prefix and not (table.first_position <= prefix and end <= table.end_position):
+            raise InvalidArgumentError(
+                f"pages cover positions [{table.first_position}, {table.end_position}), "
+                f"expected [{prefix}, {end})"
+            )
+        return table
+
+    def _hello(self, is_reply_wanted: bool) -> Hello:
+        if self._hello_parts is None:
+            memory = [(span.address, span.size_bytes) for span in self._spans]
+            self._hello_parts = self._services.transport.describe(), memory
+        description, memory = self._hello_parts
+        transport, pool = self._services.transport, self._services.pool
+        return Hello(
+            is_reply_wanted=is_reply_wanted,
+            transport=transport.name,
+            description=description,
+            write_cost_us=transport.write_cost_us,
+            pool=PoolTerms.of(pool.layout, pool.plane_addresses),
+            memory=memory,
+        )
+
+    def _sweep(self) -> None:
+        """Look at deadlines and heartbeats, and let go of rooms that are over."""
+        self._router.senders.sweep()
+        self._router.receivers.sweep()
+        now = self._options.clock()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_INTERVAL_S
+        for sender in self._router.senders:
+            sender.check_deadlines()
+        for receiver in self._router.receivers:
+            receiver.check_deadlines()
+        if now >= self._next_drain_ask:
+            self._next_drain_ask = now + self._options.heartbeat_interval_s
+            for receiver in self._router.receivers:
+                if receiver.state is RoomState.FAILED:
+                    receiver.ask_for_drain()
+        self._router.early_asks.expire()
+        self._router.early_completions.expire()
+        self._peers.beat()

@@ -1,0 +1,224 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Takes messages in and hands each to the room or peer that it is for.
+
+Nothing that a peer sends can raise out of here: what is malformed is counted and ignored, what does
+not fit a room fails that room.
+"""
+
+from kvxfer import Error
+from kvxfer.transfer.completion import BadCompletionError, Completion
+from kvxfer.transfer.early import EarlyStore
+from kvxfer.transfer.messages import (
+    Abort,
+    Credit,
+    Drained,
+    ForeignVersionError,
+    Hello,
+    Identity,
+    MalformedFrameError,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    Request,
+    decode_frame,
+)
+from kvxfer.transfer.peers import PeerTable
+from kvxfer.transfer.receiver import ReceiverRoom
+from kvxfer.transfer.room import RoomState
+from kvxfer.transfer.room_table import RoomTable
+from kvxfer.transfer.sender import SenderRoom
+from kvxfer.transfer.services import Services
+
+__all__ = ["Router"]
+
+
+class Router:
+    """Routes control messages and completion messages of one manager."""
+
+    def __init__(self, services: Services, peers: PeerTable) -> None:
+        options = services.options
+        self.senders: RoomTable[SenderRoom] = RoomTable(options.early_message_count)
+        self.receivers: RoomTable[ReceiverRoom] = RoomTable(options.early_message_count)
+        self.early_asks: EarlyStore[tuple[Identity, Request | Abort]] = EarlyStore(
+            options.early_message_count, options.early_message_ttl_s, options.clock
+        )
+        self.early_completions: EarlyStore[tuple[str, Completion]] = EarlyStore(
+            options.early_message_count, options.early_message_ttl_s, options.clock
+        )
+        self._services = services
+        self._peers = peers
+
+    def take_frame(self, frame: bytes) -> None:
+        """Take in one control message."""
+        counters = self._services.counters
+        try:
+            identity, message = decode_frame(frame)
+        except ForeignVersionError as error:
+            counters["frames_of_other_version"] += 1
+            self._peers.on_foreign_version(error.identity, str(error))
+            return
+        except MalformedFrameError:
+            counters["frames_malformed"] += 1
+            return
+        try:
+            self._take_message(identity, message)
+        except Error:
+            counters["frames_failed"] += 1
+
+    def take_notification(self, name: str, line: bytes) -> None:
+        """Take in one completion message."""
+        try:
+            completion = Completion.decode(line)
+        except BadCompletionError:
+            self._services.counters["completions_malformed"] += 1
+            return
+        rooms = self.receivers.of_id(completion.room)
+        room = next((r for r in rooms if r.generation == completion.room_generation), None)
+        if room is not None:
+            self._complete(room, name, completion)
+        elif rooms or self.receivers.was_closed(completion.room):
+            self._services.counters["completions_late"] += 1
+        else:
+            self.early_completions.put(completion.room, (name, completion))
+
+    def opened_sender(self, room: SenderRoom) -> None:
+        """Give a new room what came for it before it was opened."""
+        for identity, message in self.early_asks.take(room.room):
+            if isinstance(message, Abort):
+                room.fail(message.kind, identity.name, message.message)
+            else:
+                self._request(room, identity, message)
+
+    def opened_receiver(self, room: ReceiverRoom) -> None:
+        """Give a new room what came for it before it was opened."""
+        for name, completion in self.early_completions.take(room.room):
+            if completion.room_generation == room.generation:
+                self._complete(room, name, completion)
+            else:
+                self._services.counters["completions_late"] += 1
+
+    def _take_message(self, identity: Identity, message: Message) -> None:
+        match message:
+            case Hello():
+                self._peers.on_hello(identity, message)
+            case Refused():
+                self._peers.on_refused(identity, message.message)
+            case Ping():
+                self._peers.on_ping(identity)
+            case Pong():
+                self._peers.sent_by_known(identity)
+            case Request():
+                self._take_request(identity, message)
+            case Credit():
+                self._take_credit(identity, message)
+            case Abort() if message.is_to_source:
+                self._take_abort_of_receiver(identity, message)
+            case Abort():
+                self._take_abort_of_source(identity, message)
+            case Drained():
+                self._take_drained(identity, message)
+
+    def _take_request(self, identity: Identity, request: Request) -> None:
+        own = self._services.mailer.identity
+        if request.source_generation != own.generation:
+            self._refuse(
+                identity,
+                request,
+                f"request is for generation {request.source_generation} of {own.name}, "
+                f"expected {own.generation}: it was restarted",
+            )
+            self._peers.ask(identity.address)
+            return
+        room = self.senders.active(request.room)
+        if room is not None:
+            self._request(room, identity, request)
+            return
+        self._forget_early(identity, request.room, None)
+        self.early_asks.put(request.room, (identity, request))
+
+    def _request(self, room: SenderRoom, identity: Identity, request: Request) -> None:
+        peer = self._peers.sent_by_known(identity)
+        if peer is None:
+            self._refuse(identity, request, f"{identity.name} is not known: no hello came first")
+            self._peers.ask(identity.address)
+        else:
+            room.on_request(peer, request)
+
+    def _refuse(self, identity: Identity, request: Request, message: str) -> None:
+        self._services.counters["requests_refused"] += 1
+        abort = Abort(
+            room=request.room,
+            room_generation=request.room_generation,
+            is_to_source=False,
+            kind="refused",
+            message=message,
+            is_drained=True,
+        )
+        self._services.mailer.send(identity.address, abort)
+
+    def _take_credit(self, identity: Identity, credit: Credit) -> None:
+        if self._peers.sent_by_known(identity) is None:
+            return
+        for room in self.senders.of_id(credit.room):
+            destination = room.destination(identity.name, credit.room_generation)
+            if destination is not None and not room.state.is_over:
+                room.on_credit(destination, credit)
+
+    def _take_abort_of_receiver(self, identity: Identity, abort: Abort) -> None:
+        """End what the receiver gave up, and answer whether its writes are over.
+
+        A receiver that never asked aborts as well: it has found that it cannot work with us.
+        """
+        self._peers.sent_by_known(identity)
+        for room in self.senders.of_id(abort.room):
+            destination = room.destination(identity.name, abort.room_generation)
+            if destination is not None:
+                room.on_abort(destination, abort)
+                return
+        self._services.mailer.send(
+            identity.address, Drained(abort.room, abort.room_generation, is_drained=True)
+        )
+        if self._peers.by_name(identity.name) is None:
+            return
+        self._forget_early(identity, abort.room, abort.room_generation)
+        active = self.senders.active(abort.room)
+        if active is not None and active.state is RoomState.BOOTSTRAPPING:
+            active.fail(abort.kind, identity.name, abort.message)
+        elif active is None and not self.senders.was_closed(abort.room):
+            self.early_asks.put(abort.room, (identity, abort))
+
+    def _take_abort_of_source(self, identity: Identity, abort: Abort) -> None:
+        self._peers.sent_by_known(identity)
+        for room in self._receiver_rooms(abort.room, abort.room_generation):
+            for source in room.sources_named(identity.name):
+                room.on_abort(source, abort)
+
+    def _take_drained(self, identity: Identity, drained: Drained) -> None:
+        self._peers.sent_by_known(identity)
+        rooms = self._receiver_rooms(drained.room, drained.room_generation)
+        if not rooms:
+            self._services.counters["drains_late"] += 1
+        for room in rooms:
+            for source in room.sources_named(identity.name):
+                room.on_drained(source, drained.is_drained)
+
+    def _receiver_rooms(self, room: int, generation: int) -> list[ReceiverRoom]:
+        return [r for r in self.receivers.of_id(room) if r.generation == generation]
+
+    def _complete(self, room: ReceiverRoom, name: str, completion: Completion) -> None:
+        source = room.source_of(completion.source_index, name)
+        if source is None or completion.source != name:
+            self._services.counters["completions_of_strangers"] += 1
+        else:
+            room.on_completion(source, completion)
+
+    def _forget_early(self, identity: Identity, room: int, generation: int | None) -> None:
+        """Drop what a peer sent early for a room: all of it, or one use of the room's id."""
+        self.early_asks.take(
+            room,
+            lambda entry: (
+                entry[0].name == identity.name and generation in (None, entry[1].room_generation)
+            ),
+        )

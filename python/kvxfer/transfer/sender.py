@@ -1,0 +1,416 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""A sender's room: splits what the engine hands over, packs, posts, completes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from numpy.typing import ArrayLike
+
+from kvxfer import (
+    CapacityError,
+    Error,
+    InvalidArgumentError,
+    PageTable,
+    Segment,
+    split_segments,
+)
+from kvxfer.transfer.copies import Ready
+from kvxfer.transfer.destination import Destination
+from kvxfer.transfer.dispatch import Departures, PlannedSegment
+from kvxfer.transfer.flight import Outgoing
+from kvxfer.transfer.messages import Abort, Credit, Drained, Request
+from kvxfer.transfer.peers import Peer
+from kvxfer.transfer.room import ActiveTime, Room, RoomResult, RoomState
+from kvxfer.transfer.services import Services
+from kvxfer.transfer.state import StateComponent
+
+__all__ = ["SenderRoom"]
+
+
+@dataclass(frozen=True)
+class _Send:
+    """One call of the engine."""
+
+    table: PageTable
+    end: int
+    is_final: bool
+    ready: Ready | None
+
+
+class SenderRoom(Room):
+    """One request at its source. Made by ``TransferManager.open_sender``.
+
+    The room waits for the requests of its receivers (Bootstrapping), then for rows
+    (WaitingForInput), and is over when every receiver has everything (Success) or when anything
+    went wrong (Failed; ``error`` says what). Nothing blocks; ``TransferManager.poll`` drives it.
+    """
+
+    def __init__(self, services: Services, room: int, destination_count: int) -> None:
+        super().__init__(room, services.options.clock)
+        if destination_count < 1:
+            raise InvalidArgumentError(f"destination_count is {destination_count}, expected >= 1")
+        self._services = services
+        self._destination_count = destination_count
+        self._destinations: list[Destination] = []
+        self._sends: list[_Send] = []
+        self._position = 0
+        self._is_final_given = False
+        self._time = ActiveTime()
+        self._departures = Departures(services, self)
+
+    # -- what the engine calls ------------------------------------------------------------------
+
+    def send(
+        self,
+        pages: PageTable | ArrayLike,
+        end: int,
+        *,
+        is_final: bool,
+        state: Sequence[StateComponent] = (),
+        metadata: bytes | None = None,
+        ready: Ready | None = None,
+    ) -> None:
+        """Hand over the rows up to a position; nothing happens in a room that has ended.
+
+        Sends follow each other without gaps, the first from the receivers' prefix on. The end of a
+        send that is not final is lowered to whole pages; the rest goes with the next one. Source
+        pages must stay unchanged while ``pages_held``.
+
+        Parameters
+        ----------
+        pages : PageTable, or int array of shape (page_count,)
+            This rank's pages of the request; an array begins at position 0.
+        end : int
+            One past the last position that is ready; exact for the final send.       [unit: tokens]
+        is_final : bool
+            No send follows.
+        state : sequence of StateComponent
+            State of the request, read after all rows have arrived. With the final send only.
+        metadata : bytes, optional
+            At most ``metadata_slot_bytes`` of the receiver. With the final send only.
+        ready : object with ``query()``, optional
+            Asked before any row of this send is read; for instance a CUDA event.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a final send was made before, the end goes back, pages are missing, or state or
+            metadata come with a send that is not final.
+        """
+        if self.state.is_over:
+            return
+        table = pages if isinstance(pages, PageTable) else self._services.pool.table(pages)
+        self._check_send(table, end, is_final, bool(state) or metadata is not None)
+        self._sends.append(_Send(table, end, is_final, ready))
+        if is_final:
+            self._is_final_given = True
+            self._departures.set_extras(list(state), metadata)
+        self.touch()
+        self._plan_sends()
+
+    def abort(self, message: str = "aborted by the engine") -> None:
+        """Fail the room and tell its receivers. What is under way runs to its end."""
+        self.fail("aborted", "", message)
+
+    @property
+    def pages_held(self) -> bool:
+        """Whether source pages of the room may still be read."""
+        is_queued = not self.state.is_over and bool(self._sends or self._departures.is_pending)
+        return is_queued or self._departures.reads_source
+
+    @property
+    def prefix(self) -> int | None:
+        """Positions that the receivers hold already; None while Bootstrapping."""
+        return self._destinations[0].prefix if self._is_ready else None
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Most tokens of one segment for this room's receivers; None where nothing is cut."""
+        return self._departures.capacity_tokens
+
+    def result(self) -> RoomResult:
+        """Return how the room stands or ended."""
+        metrics = self.metrics
+        metrics.active_s, metrics.span_s = self._time.seconds, self._time.span_seconds
+        metrics.buffer_wait_s = self._departures.wait_s
+        modes = {d.peer.name: d.mode for d in self._destinations}
+        return RoomResult(self.room, self.state, modes, metrics, self.failure)
+
+    # -- what the manager calls -----------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything to do for ``advance`` before a message arrives."""
+        return self._departures.has_flights or (
+            not self.state.is_over and self._departures.is_pending
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the room is over and nothing of it is under way."""
+        return self.state.is_over and not self._departures.has_flights
+
+    def destination(self, name: str, room_generation: int) -> Destination | None:
+        """Return the receiver with this name and use of the room id."""
+        for destination in self._destinations:
+            if (destination.peer.name, destination.room_generation) == (name, room_generation):
+                return destination
+        return None
+
+    def on_request(self, peer: Peer, request: Request) -> None:
+        """Take up one receiver; the last one makes the room ready. A bad request fails the room."""
+        if self.destination(peer.name, request.room_generation) is not None:
+            return
+        try:
+            self._destinations.append(self._checked_destination(peer, request))
+        except Error as error:
+            self._refuse(peer, request, str(error))
+            return
+        self.touch()
+        if self._is_ready:
+            self._make_ready()
+
+    def on_credit(self, destination: Destination, credit: Credit) -> None:
+        """Take up landing regions."""
+        try:
+            destination.add_credits(credit.grants)
+        except InvalidArgumentError as error:
+            self.fail("refused", destination.peer.name, str(error))
+        self.touch()
+
+    def on_abort(self, destination: Destination, abort: Abort) -> None:
+        """End the room because a receiver gave up, and say whether its writes are over."""
+        self._tell_drained(destination)
+        destination.awaits_drain = destination.outstanding > 0
+        self.fail(abort.kind, destination.peer.name, abort.message, told=destination)
+
+    def peer_lost(self, peer: Peer, reason: str) -> None:
+        """Fail the room if it needs the peer."""
+        if any(d.peer is peer and not d.is_over for d in self._destinations):
+            self.fail("peer_lost", peer.name, f"destination {peer.name} {reason}")
+
+    def advance(self) -> None:
+        """Go on as far as possible without waiting."""
+        self._departures.poll()
+        if self.state.is_over:
+            return
+        self._departures.start()
+        if self._destinations and all(d.is_over for d in self._destinations):
+            self.advance_to(RoomState.SUCCESS)
+
+    def check_deadlines(self) -> None:
+        """Fail the room where a wait has run out; names who is missing."""
+        if self.state.is_over:
+            return
+        options, waited_s = self._services.options, self.waited_s()
+        if self.state is RoomState.BOOTSTRAPPING:
+            if waited_s > options.bootstrap_deadline_s:
+                names = ", ".join(d.peer.name for d in self._destinations) or "none"
+                self.fail(
+                    "deadline",
+                    "",
+                    f"{len(self._destinations)} of {self._destination_count} receivers asked "
+                    f"within {options.bootstrap_deadline_s:g} s: {names}",
+                )
+        elif late := self._departures.late_peers():
+            self.fail(
+                "deadline", late, f"writes did not end within {options.transfer_deadline_s:g} s"
+            )
+        elif self._departures.is_pending:
+            if waited_s > options.transfer_deadline_s:
+                self.fail("deadline", *self._departures.missing())
+        elif waited_s > options.waiting_deadline_s and not self._departures.has_flights:
+            self.fail("deadline", "", f"no send for {options.waiting_deadline_s:g} s")
+
+    def fail(self, kind: str, peer: str, message: str, told: Destination | None = None) -> None:
+        """Fail the room for the first reason given and tell every receiver that is not served."""
+        if not self.record_failure(kind, peer, message):
+            return
+        assert self.failure is not None
+        self._services.counters[f"failed_{self.failure.kind}"] += 1
+        self._sends.clear()
+        self._departures.drop()
+        for destination in self._destinations:
+            if destination is told or destination.is_over:
+                continue
+            destination.awaits_drain = destination.outstanding > 0
+            self._send_abort(
+                destination.peer, destination.room_generation, not destination.awaits_drain
+            )
+
+    # -- what departures call -------------------------------------------------------------------
+
+    def is_wanted(self) -> bool:
+        """Return whether what is not posted yet should be posted."""
+        return self.state is not RoomState.FAILED
+
+    def outgoing_posted(self, outgoing: Outgoing, is_packed: bool) -> None:
+        """Count a post."""
+        assert outgoing.handle is not None
+        self.metrics.writes += outgoing.handle.write_count
+        if is_packed:
+            self.metrics.packed_writes += outgoing.handle.write_count
+        self.touch()
+
+    def outgoing_ended(self, outgoing: Outgoing, is_done: bool) -> None:
+        """Count what arrived; tell a waiting receiver that its last write is over."""
+        destination = outgoing.destination
+        if outgoing.handle is not None:
+            self._time.add(outgoing.posted_s, self._clock())
+        if is_done:
+            self.metrics.bytes += outgoing.row_bytes
+            self.touch()
+        else:
+            self.metrics.failed_bytes += outgoing.row_bytes
+        if outgoing.is_final and is_done:
+            destination.is_over = True
+            self._departures.count_extras(destination)
+        if destination.awaits_drain and destination.outstanding == 0:
+            destination.awaits_drain = False
+            self._tell_drained(destination)
+
+    def flight_troubled(self, peer: str, message: str) -> None:
+        """Fail the room: a pack or a post went wrong."""
+        self.fail("transport", peer, message)
+
+    @property
+    def destinations(self) -> list[Destination]:
+        """Receivers that have asked."""
+        return self._destinations
+
+    # -- own ------------------------------------------------------------------------------------
+
+    @property
+    def _is_ready(self) -> bool:
+        return len(self._destinations) == self._destination_count
+
+    def _check_send(self, table: PageTable, end: int, is_final: bool, has_extras: bool) -> None:
+        if self._is_final_given:
+            raise InvalidArgumentError(f"room {self.room}: the final send was made already")
+        last_end = self._sends[-1].end if self._sends else self._position
+        if end < last_end:
+            raise InvalidArgumentError(
+                f"room {self.room}: end is {end}, expected at least {last_end}, "
+                "where the last send ended"
+            )
+        if has_extras and not is_final:
+            raise InvalidArgumentError(
+                f"room {self.room}: state and metadata go with the final send only"
+            )
+        if end > table.end_position:
+            raise InvalidArgumentError(
+                f"room {self.room}: source pages end at position {table.end_position}, "
+                f"expected at least {end}"
+            )
+
+    def _checked_destination(self, peer: Peer, request: Request) -> Destination:
+        services = self._services
+        if self._is_ready:
+            raise InvalidArgumentError(
+                f"room has its {self._destination_count} receivers already: "
+                + ", ".join(d.peer.name for d in self._destinations)
+            )
+        if any(d.peer.name == peer.name for d in self._destinations):
+            raise InvalidArgumentError(f"receiver {peer.name} has asked for this room already")
+        destination = Destination(services.pool, peer, request)
+        for other in self._destinations:
+            for what in ("prefix", "end"):
+                mine, theirs = getattr(other, what), getattr(destination, what)
+                if mine != theirs:
+                    raise InvalidArgumentError(
+                        f"{what} is {theirs} for {peer.name}, but {mine} for {other.peer.name}"
+                    )
+        return destination
+
+    def _refuse(self, peer: Peer, request: Request, message: str) -> None:
+        """Fail the room on both sides at once, unless the request is one too many."""
+        self._services.counters["requests_refused"] += 1
+        self._services.mailer.send(
+            peer.address,
+            Abort(
+                room=self.room,
+                room_generation=request.room_generation,
+                is_to_source=False,
+                kind="refused",
+                message=message[:4096],
+                is_drained=True,
+            ),
+        )
+        if not self._is_ready:
+            self.fail("refused", peer.name, message)
+
+    def _make_ready(self) -> None:
+        try:
+            self._departures.set_capacity()
+        except CapacityError as error:
+            self.fail("capacity", "", str(error))
+            return
+        self._position = self._destinations[0].prefix
+        self.advance_to(RoomState.WAITING_FOR_INPUT)
+        self._plan_sends()
+
+    def _plan_sends(self) -> None:
+        """Cut what was handed over into segments, once it is known for whom."""
+        if not self._is_ready:
+            return
+        sends, self._sends = self._sends, []
+        end = self._destinations[0].end
+        for send in sends:
+            if send.end > end or (send.is_final and send.end != end):
+                self.fail(
+                    "refused",
+                    "",
+                    f"send ends at {send.end}, but the receivers asked for positions up to {end}",
+                )
+                return
+            self._plan_send(send)
+
+    def _plan_send(self, send: _Send) -> None:
+        segments: list[Segment] = []
+        if send.end > self._position or send.is_final:
+            segments = split_segments(
+                self._position,
+                send.end,
+                is_final=send.is_final,
+                prefix=self._destinations[0].prefix,
+                alignment_tokens=self._destinations[0].relayout.alignment_tokens,
+                capacity_tokens=self.capacity_tokens,
+            )
+        if not segments:
+            return
+        if segments[0].begin < segments[-1].end and send.table.first_position > segments[0].begin:
+            self.fail(
+                "refused",
+                "",
+                f"source pages begin at position {send.table.first_position}, "
+                f"expected at most {segments[0].begin}",
+            )
+            return
+        self._position = segments[-1].end
+        self._departures.add([PlannedSegment(s, send.table, send.ready) for s in segments])
+        self.advance_to(RoomState.TRANSFERRING)
+
+    def _tell_drained(self, destination: Destination) -> None:
+        self._services.mailer.send(
+            destination.peer.address,
+            Drained(
+                room=self.room,
+                room_generation=destination.room_generation,
+                is_drained=destination.outstanding == 0,
+            ),
+        )
+
+    def _send_abort(self, peer: Peer, room_generation: int, is_drained: bool) -> None:
+        assert self.failure is not None
+        self._services.mailer.send(
+            peer.address,
+            Abort(
+                room=self.room,
+                room_generation=room_generation,
+                is_to_source=False,
+                kind=self.failure.kind[:32],
+                message=self.failure.message[:4096],
+                is_drained=is_drained,
+            ),
+        )
