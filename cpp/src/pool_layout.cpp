@@ -52,10 +52,10 @@ void require_heads(const Plane& plane, const std::optional<HeadSharding>& heads)
   if (plane.head_bytes == 0) return;
   detail::require(heads.has_value(), plane_name(plane), ": head_bytes ", plane.head_bytes,
                   " needs the pool's heads, got none");
-  detail::require(
-      plane.head_bytes <= kMaxRowBytes && plane.row_bytes == heads->head_count() * plane.head_bytes,
-      plane_name(plane), ": expected row_bytes = head_count ", heads->head_count(),
-      " * head_bytes ", plane.head_bytes, ", got ", plane.row_bytes);
+  detail::require(plane.row_bytes % plane.head_bytes == 0 &&
+                      plane.row_bytes / plane.head_bytes == heads->head_count(),
+                  plane_name(plane), ": expected row_bytes = head_count ", heads->head_count(),
+                  " * head_bytes ", plane.head_bytes, ", got ", plane.row_bytes);
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ std::vector<Segment> split_segments(const SendRange& send, std::int64_t alignmen
   detail::require(send.prefix >= 0 && send.prefix <= send.begin,
                   "expected 0 <= prefix <= begin, got prefix ", send.prefix, " and begin ",
                   send.begin);
-  detail::require(send.begin <= send.end && send.end <= kMaxTokens,
+  detail::require(send.begin <= kMaxTokens && send.end <= kMaxTokens &&
+                      (send.begin <= send.end || !send.is_final),
                   "expected begin <= end <= ", kMaxTokens, " tokens, got [", send.begin, ", ",
                   send.end, ")");
   detail::require(alignment_tokens >= 1, "expected alignment_tokens >= 1, got ", alignment_tokens);
@@ -24,10 +25,11 @@ std::vector<Segment> split_segments(const SendRange& send, std::int64_t alignmen
 
   std::int64_t end = send.end;
   if (!send.is_final) {
+    if (send.end <= send.begin) return {};
     end = send.prefix + (send.end - send.prefix) / alignment_tokens * alignment_tokens;
     if (end <= send.begin) return {};
   }
-  const std::int64_t capacity = capacity_tokens.value_or(kMaxTokens);
+  const std::int64_t capacity = std::min(capacity_tokens.value_or(kMaxTokens), kMaxTokens);
   std::vector<Segment> segments;
   std::int64_t begin = send.begin;
   do {

@@ -44,7 +44,9 @@ std::int64_t Sharding::local_index(std::int64_t position) const {
 }
 
 std::int64_t Sharding::position(std::int64_t local_index) const {
-  detail::require(local_index >= 0, "expected a local index >= 0, got ", local_index);
+  detail::require(local_index >= 0 && local_index / interleave_ <= kMaxTokens / period_tokens(),
+                  "expected a local index >= 0 whose position is within ", kMaxTokens,
+                  " tokens, got ", local_index);
   return local_index / interleave_ * period_tokens() + rank_ * interleave_ +
          local_index % interleave_;
 }

@@ -51,9 +51,12 @@ void append_cell(std::vector<TokenCell>& cells, const TokenCell& cell) {
 TokenPattern::TokenPattern(const Sharding& source, const Sharding& destination) {
   const std::int64_t source_period = source.period_tokens();
   const std::int64_t destination_period = destination.period_tokens();
-  const std::int64_t step = source_period / std::gcd(source_period, destination_period);
-  if (step > kMaxTokens / destination_period || step > kMaxCells ||
-      step * destination_period / source_period > kMaxCells) {
+  const std::int64_t common = std::gcd(source_period, destination_period);
+  const std::int64_t step = source_period / common;
+  const std::int64_t source_blocks = source.ranks() == 1 ? 1 : destination_period / common;
+  const std::int64_t destination_blocks = destination.ranks() == 1 ? 1 : step;
+  if (step > kMaxTokens / destination_period || source_blocks > kMaxCells ||
+      destination_blocks > kMaxCells) {
     throw UnsupportedError(detail::message("expected shardings that repeat together within ",
                                            kMaxCells, " blocks, got periods of ", source_period,
                                            " and ", destination_period, " tokens"));

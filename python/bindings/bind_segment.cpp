@@ -70,7 +70,7 @@ list[Segment]
 Raises
 ------
 InvalidArgumentError
-    If the range is not ordered or the capacity is not a positive multiple of the alignment.
+    If a final send ends before its begin, or the capacity is not a positive multiple of the alignment.
 
 Notes
 -----

@@ -35,8 +35,8 @@ class Sharding {
   /// Index of `position` among the tokens of its owner, in position order. @throws as owner().
   [[nodiscard]] std::int64_t local_index(std::int64_t position) const;
 
-  /// Position of this rank's `local_index`-th token: the inverse of local_index(). @throws if
-  /// negative.
+  /// Position of this rank's `local_index`-th token: the inverse of local_index(). @throws
+  /// InvalidArgumentError if negative or beyond kMaxTokens.
   [[nodiscard]] std::int64_t position(std::int64_t local_index) const;
 
   /// Number of this rank's tokens in [begin, end). @throws InvalidArgumentError unless 0 <= begin
