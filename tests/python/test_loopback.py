@@ -164,9 +164,10 @@ def test_a_notification_outlives_its_sender(agents: Agents) -> None:
     receiver = agents.sender(4096)
     with AgentProcess("loopback", "target", 4096) as target:
         back = target.call("add_peer", receiver.agent.describe())
-        wait_until(lambda: target.call("hear") == [] and receiver.agent.counters, receiver.agent)
-        target.call("post", back, [(target.address, receiver.memory.address, 4096)], b"last")
-        receiver.agent.drain_notifications()
+        target.call("post", back, [(target.address, receiver.memory.address, 4096)], b"first")
+        assert receive(receiver.agent, 1) == [("target", b"first")]
+        target.call("post", back, [], b"last")
+        wait_until(lambda: target.call("states") == ["DONE", "DONE"])
         content = target.call("content")
     assert receive(receiver.agent, 1) == [("target", b"last")]
     assert receiver.memory.bytes.tobytes() == content
@@ -230,6 +231,32 @@ def test_a_stranger_with_the_targets_process_id_is_not_written(
         settle(sender.agent, [sender.agent.post(peer, sender.whole(target.address))], [])
         assert target.call("content") == sender.memory.bytes.tobytes()
         assert stranger.call("is_untouched")
+
+
+@pytest.mark.parametrize("most_bytes", [1, 777, 4096])
+def test_a_call_that_moves_less_than_asked_is_continued(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    whole_transfer = process_vm._transfer
+
+    def short_transfer(name: str, pid: int, runs: NDArray[np.int64]) -> int:
+        ends_bytes = np.cumsum(runs[:, 2])
+        some = runs[: np.searchsorted(ends_bytes, most_bytes) + 1].copy()
+        some[-1, 2] -= max(int(some[:, 2].sum()) - most_bytes, 0)
+        return whole_transfer(name, pid, some)
+
+    sender = agents.sender(5000)
+    target, memory = agents.greeted_target(sender)
+    monkeypatch.setattr(process_vm, "_transfer", short_transfer)
+    runs = [(at, 4999 - at - 6, 7) for at in range(0, 4993, 7)]
+    expected = memory.bytes.copy()
+    for source, destination, size_bytes in runs:
+        piece = sender.memory.bytes[source : source + size_bytes]
+        expected[destination : destination + size_bytes] = piece
+    settle(
+        sender.agent, [sender.agent.post("target", sender.runs(memory.address, *runs))], [target]
+    )
+    assert (memory.bytes == expected).all()
 
 
 def test_memory_that_is_not_there_fails_the_post_and_not_the_peer(agents: Agents) -> None:
