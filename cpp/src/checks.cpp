@@ -22,19 +22,17 @@ std::int64_t local_index(const TokenPattern& pattern, std::int64_t row, Side sid
   return index;
 }
 
-void require_rows(const PlaneGroup& group, const PageTable& table, const Segment& range,
-                  Side side) {
-  const std::int64_t first = group.pattern.rows_before(range.begin);
-  const std::int64_t last = group.pattern.rows_before(range.end);
+void require_rows(const TokenPattern& pattern, const PageRows& rows, const PageTable& table,
+                  const Segment& range, Side side) {
+  const std::int64_t first = pattern.rows_before(range.begin);
+  const std::int64_t last = pattern.rows_before(range.end);
   if (first == last) return;
-  const bool is_source = side == Side::kSource;
-  const PageRows rows(table, is_source ? group.source_page_rows : group.destination_page_rows);
   // Local indices rise with the row, so the ends bound everything between them.
-  require(local_index(group.pattern, first, side) >= rows.first_index() &&
-              local_index(group.pattern, last - 1, side) < rows.end_index(),
-          "expected ", is_source ? "source" : "destination", " pages for positions [", range.begin,
-          ", ", range.end, "), got ", table.pages().size(), " pages for [", table.first_position(),
-          ", ", table.end_position(), ")");
+  require(local_index(pattern, first, side) >= rows.first_index() &&
+              local_index(pattern, last - 1, side) < rows.end_index(),
+          "expected ", side == Side::kSource ? "source" : "destination", " pages for positions [",
+          range.begin, ", ", range.end, "), got ", table.pages().size(), " pages for [",
+          table.first_position(), ", ", table.end_position(), ")");
 }
 
 void require_side(const Relayout& relayout, const PageTable& table, const Segment& range,
@@ -48,8 +46,17 @@ void require_side(const Relayout& relayout, const PageTable& table, const Segmen
           table.layout().planes().size(), " planes against ", layout.planes().size(), ", rank ",
           table.layout().sharding().rank(), " of ", table.layout().sharding().ranks(), " against ",
           layout.sharding().rank(), " of ", layout.sharding().ranks(), ")");
-  for (const PlaneGroup& group : relayout.groups())
-    require_rows(group, table, range, side);
+  for (const PlaneGroup& group : relayout.groups()) {
+    const PageRows rows(table, is_source ? group.source_page_rows : group.destination_page_rows);
+    require_rows(group.pattern, rows, table, range, side);
+  }
+}
+
+void require_shared_positions(const Relayout& relayout, const PageTable& table,
+                              const Segment& range, Side side) {
+  require_side(relayout, table, range, side);
+  const PageRows rows(table, table.layout().page_size());
+  require_rows(relayout.pattern(), rows, table, range, side);
 }
 
 }  // namespace
@@ -67,6 +74,16 @@ void require_source_rows(const Relayout& relayout, const PageTable& table, std::
 void require_destination_rows(const Relayout& relayout, const PageTable& table, std::int64_t begin,
                               std::int64_t end) {
   require_side(relayout, table, {begin, end, false}, Side::kDestination);
+}
+
+void require_source_positions(const Relayout& relayout, const PageTable& table, std::int64_t begin,
+                              std::int64_t end) {
+  require_shared_positions(relayout, table, {begin, end, false}, Side::kSource);
+}
+
+void require_destination_positions(const Relayout& relayout, const PageTable& table,
+                                   std::int64_t begin, std::int64_t end) {
+  require_shared_positions(relayout, table, {begin, end, false}, Side::kDestination);
 }
 
 void require_memory(const PageTable& table, const char* side) {

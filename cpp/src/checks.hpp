@@ -23,6 +23,15 @@ void require_source_rows(const Relayout& relayout, const PageTable& table, std::
 void require_destination_rows(const Relayout& relayout, const PageTable& table, std::int64_t begin,
                               std::int64_t end);
 
+/// As require_source_rows, and also the positions that the two shardings share although no plane
+/// moves them.
+void require_source_positions(const Relayout& relayout, const PageTable& table, std::int64_t begin,
+                              std::int64_t end);
+
+/// The same for the destination.
+void require_destination_positions(const Relayout& relayout, const PageTable& table,
+                                   std::int64_t begin, std::int64_t end);
+
 /// @throws InvalidArgumentError unless the planes of `table` have base addresses.
 void require_memory(const PageTable& table, const char* side);
 

@@ -209,7 +209,7 @@ std::vector<std::int64_t> Relayout::positions(std::int64_t begin, std::int64_t e
 
 std::vector<std::int64_t> Relayout::source_rows(std::int64_t begin, std::int64_t end,
                                                 const PageTable& table) const {
-  detail::require_source_rows(*this, table, begin, end);
+  detail::require_source_positions(*this, table, begin, end);
   const PageRows pages(table, source_->page_size());
   std::vector<std::int64_t> rows;
   rows.reserve(static_cast<std::size_t>(row_count(begin, end)));
@@ -226,7 +226,7 @@ std::vector<std::int64_t> Relayout::source_rows(std::int64_t begin, std::int64_t
 
 std::vector<std::int64_t> Relayout::destination_rows(std::int64_t begin, std::int64_t end,
                                                      const PageTable& table) const {
-  detail::require_destination_rows(*this, table, begin, end);
+  detail::require_destination_positions(*this, table, begin, end);
   const PageRows pages(table, destination_->page_size());
   std::vector<std::int64_t> rows;
   rows.reserve(static_cast<std::size_t>(row_count(begin, end)));
