@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class ControlHub:
     """All channels that can reach each other.
 
-    ``stalled`` addresses take nothing: their queue counts as full. What is sent to a ``cut`` address
-    is lost on the way. ``log`` holds (address, message) of everything that was taken.
+    ``stalled`` addresses take nothing: their queue counts as full. What is sent to a ``cut``
+    address is lost on the way. ``log`` holds (address, message) of everything that was taken.
     """
 
     queues: dict[str, deque[bytes]] = field(default_factory=dict)

@@ -399,8 +399,7 @@ class TransferManager:
 
     def _sweep(self) -> None:
         """Look at deadlines and heartbeats, and let go of rooms that are over."""
-        self._router.senders.sweep()
-        self._router.receivers.sweep()
+        self._router.sweep()
         now = self._options.clock()
         if now < self._next_sweep:
             return
@@ -414,6 +413,5 @@ class TransferManager:
             for receiver in self._router.receivers:
                 if receiver.state is RoomState.FAILED:
                     receiver.ask_for_drain()
-        self._router.early_asks.expire()
-        self._router.early_completions.expire()
+        self._router.expire()
         self._peers.beat()

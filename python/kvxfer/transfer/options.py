@@ -89,7 +89,7 @@ class TransferOptions:
     heartbeat_interval_s: float = 5.0
     heartbeat_misses: int = 3
     early_message_count: int = 4096
-    early_message_ttl_s: float = 60.0
+    early_message_ttl_s: float = 300.0
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:

@@ -126,20 +126,24 @@ class PeerTable:
             self._lose(link, "was forgotten by the engine", is_dead=False)
         self._mailer.forget(address)
 
-    def sent_by_known(self, identity: Identity) -> Peer | None:
-        """Note a sign of life; return the peer if the frame comes from the life that is known."""
+    def by_identity(self, identity: Identity) -> Peer | None:
+        """Return the peer if it is the life that is known."""
         link = self._links.get(identity.address)
         peer = link.peer if link is not None else None
-        if link is None or peer is None:
+        if peer is None or (peer.name, peer.generation) != (identity.name, identity.generation):
             return None
-        if (peer.name, peer.generation) != (identity.name, identity.generation):
-            return None
-        link.has_spoken = True
+        return peer
+
+    def heard(self, identity: Identity) -> Peer | None:
+        """Note a sign of life; return the peer if the frame comes from the life that is known."""
+        peer = self.by_identity(identity)
+        if peer is not None:
+            self._links[identity.address].has_spoken = True
         return peer
 
     def on_hello(self, identity: Identity, hello: Hello) -> None:
         """Take up a peer, or refuse it by name on both sides."""
-        known = self.sent_by_known(identity)
+        known = self.heard(identity)
         try:
             peer = self._peer_of(identity, hello)
         except (Error, OverflowError, TypeError) as error:
@@ -174,7 +178,7 @@ class PeerTable:
 
     def on_ping(self, identity: Identity) -> None:
         """Answer a heartbeat; a stranger is asked who it is."""
-        if self.sent_by_known(identity) is None:
+        if self.heard(identity) is None:
             self.ask(identity.address)
         else:
             self._mailer.send(identity.address, Pong())

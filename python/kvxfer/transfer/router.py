@@ -26,7 +26,7 @@ from kvxfer.transfer.messages import (
 )
 from kvxfer.transfer.peers import PeerTable
 from kvxfer.transfer.receiver import ReceiverRoom
-from kvxfer.transfer.room import RoomState
+from kvxfer.transfer.room import Failure, RoomState
 from kvxfer.transfer.room_table import RoomTable
 from kvxfer.transfer.sender import SenderRoom
 from kvxfer.transfer.services import Services
@@ -45,6 +45,10 @@ class Router:
             options.early_message_count, options.early_message_ttl_s, options.clock
         )
         self.early_completions: EarlyStore[tuple[str, Completion]] = EarlyStore(
+            options.early_message_count, options.early_message_ttl_s, options.clock
+        )
+        # One entry per receiver that has yet to ask for a room that failed before it was complete.
+        self.refusals: EarlyStore[Failure] = EarlyStore(
             options.early_message_count, options.early_message_ttl_s, options.clock
         )
         self._services = services
@@ -83,8 +87,22 @@ class Router:
         else:
             self.early_completions.put(completion.room, (name, completion))
 
+    def sweep(self) -> None:
+        """Let go of rooms that are over."""
+        for room in self.senders:
+            self._note_refusals(room)
+        self.senders.sweep()
+        self.receivers.sweep()
+
+    def expire(self) -> None:
+        """Drop early messages that are too old."""
+        self.early_asks.expire()
+        self.early_completions.expire()
+        self.refusals.expire()
+
     def opened_sender(self, room: SenderRoom) -> None:
         """Give a new room what came for it before it was opened."""
+        self.refusals.take(room.room)
         for identity, message in self.early_asks.take(room.room):
             if isinstance(message, Abort):
                 room.fail(message.kind, identity.name, message.message)
@@ -108,7 +126,7 @@ class Router:
             case Ping():
                 self._peers.on_ping(identity)
             case Pong():
-                self._peers.sent_by_known(identity)
+                self._peers.heard(identity)
             case Request():
                 self._take_request(identity, message)
             case Credit():
@@ -131,35 +149,50 @@ class Router:
             )
             self._peers.ask(identity.address)
             return
+        self._peers.heard(identity)
         room = self.senders.active(request.room)
         if room is not None:
             self._request(room, identity, request)
+            return
+        for ended in self.senders.of_id(request.room):
+            self._note_refusals(ended)
+        failure = self.refusals.take_one(request.room)
+        if failure is not None:
+            self._refuse(identity, request, failure.message, failure.kind)
             return
         self._forget_early(identity, request.room, None)
         self.early_asks.put(request.room, (identity, request))
 
     def _request(self, room: SenderRoom, identity: Identity, request: Request) -> None:
-        peer = self._peers.sent_by_known(identity)
+        peer = self._peers.by_identity(identity)
         if peer is None:
             self._refuse(identity, request, f"{identity.name} is not known: no hello came first")
             self._peers.ask(identity.address)
         else:
             room.on_request(peer, request)
 
-    def _refuse(self, identity: Identity, request: Request, message: str) -> None:
+    def _note_refusals(self, room: SenderRoom) -> None:
+        """Remember to answer the receivers that a failed room was still waiting for."""
+        if room.failure is not None:
+            for _ in range(room.take_missing_count()):
+                self.refusals.put(room.room, room.failure)
+
+    def _refuse(
+        self, identity: Identity, request: Request, message: str, kind: str = "refused"
+    ) -> None:
         self._services.counters["requests_refused"] += 1
         abort = Abort(
             room=request.room,
             room_generation=request.room_generation,
             is_to_source=False,
-            kind="refused",
+            kind=kind,
             message=message,
             is_drained=True,
         )
         self._services.mailer.send(identity.address, abort)
 
     def _take_credit(self, identity: Identity, credit: Credit) -> None:
-        if self._peers.sent_by_known(identity) is None:
+        if self._peers.heard(identity) is None:
             return
         for room in self.senders.of_id(credit.room):
             destination = room.destination(identity.name, credit.room_generation)
@@ -171,7 +204,7 @@ class Router:
 
         A receiver that never asked aborts as well: it has found that it cannot work with us.
         """
-        self._peers.sent_by_known(identity)
+        self._peers.heard(identity)
         for room in self.senders.of_id(abort.room):
             destination = room.destination(identity.name, abort.room_generation)
             if destination is not None:
@@ -190,13 +223,13 @@ class Router:
             self.early_asks.put(abort.room, (identity, abort))
 
     def _take_abort_of_source(self, identity: Identity, abort: Abort) -> None:
-        self._peers.sent_by_known(identity)
+        self._peers.heard(identity)
         for room in self._receiver_rooms(abort.room, abort.room_generation):
             for source in room.sources_named(identity.name):
                 room.on_abort(source, abort)
 
     def _take_drained(self, identity: Identity, drained: Drained) -> None:
-        self._peers.sent_by_known(identity)
+        self._peers.heard(identity)
         rooms = self._receiver_rooms(drained.room, drained.room_generation)
         if not rooms:
             self._services.counters["drains_late"] += 1

@@ -56,6 +56,8 @@ class SenderRoom(Room):
         self._sends: list[_Send] = []
         self._position = 0
         self._is_final_given = False
+        self._asked_count = 0
+        self._missing_count = 0
         self._time = ActiveTime()
         self._departures = Departures(services, self)
 
@@ -151,6 +153,11 @@ class SenderRoom(Room):
         """Whether the room is over and nothing of it is under way."""
         return self.state.is_over and not self._departures.has_flights
 
+    def take_missing_count(self) -> int:
+        """Return, once, how many receivers had not asked when the room failed."""
+        count, self._missing_count = self._missing_count, 0
+        return count
+
     def destination(self, name: str, room_generation: int) -> Destination | None:
         """Return the receiver with this name and use of the room id."""
         for destination in self._destinations:
@@ -162,6 +169,8 @@ class SenderRoom(Room):
         """Take up one receiver; the last one makes the room ready. A bad request fails the room."""
         if self.destination(peer.name, request.room_generation) is not None:
             return
+        if not self._is_ready:
+            self._asked_count += 1
         try:
             self._destinations.append(self._checked_destination(peer, request))
         except Error as error:
@@ -229,6 +238,7 @@ class SenderRoom(Room):
             return
         assert self.failure is not None
         self._services.counters[f"failed_{self.failure.kind}"] += 1
+        self._missing_count = self._destination_count - self._asked_count
         self._sends.clear()
         self._departures.drop()
         for destination in self._destinations:
