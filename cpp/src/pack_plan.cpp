@@ -6,6 +6,7 @@
 #include <kvxfer/pack_plan.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace kvxfer {
@@ -34,6 +35,17 @@ std::int64_t region_count(std::span<const Relayout> relayouts) {
                        [](const Relayout& r) { return !r.is_empty(); });
 }
 
+std::int64_t buffer_bytes_for(std::span<const Relayout> relayouts, std::int64_t capacity_tokens) {
+  const std::int64_t region_bytes = region_bytes_for(relayouts, capacity_tokens);
+  const std::int64_t regions = region_count(relayouts);
+  if (regions > 0 && region_bytes > std::numeric_limits<std::int64_t>::max() / regions) {
+    throw CapacityError(detail::message("expected a buffer within 2^63 bytes, got ", regions,
+                                        " regions of ", region_bytes, " bytes for ",
+                                        capacity_tokens, " tokens"));
+  }
+  return regions * region_bytes;
+}
+
 }  // namespace
 
 PackBufferLayout::PackBufferLayout(std::vector<Relayout> relayouts, std::int64_t capacity_tokens)
@@ -43,9 +55,11 @@ PackBufferLayout::PackBufferLayout(std::vector<Relayout> relayouts, std::int64_t
                   "expected capacity_tokens to be a positive multiple of alignment_tokens ",
                   alignment, ", got ", capacity_tokens);
   region_bytes_ = region_bytes_for(relayouts_, capacity_tokens);
+  bytes_ = buffer_bytes_for(relayouts_, capacity_tokens);
+  std::int64_t offset = 0;
   for (const Relayout& relayout : relayouts_) {
-    region_offsets_.push_back(relayout.is_empty() ? -1 : bytes_);
-    if (!relayout.is_empty()) bytes_ += region_bytes_;
+    region_offsets_.push_back(relayout.is_empty() ? -1 : offset);
+    if (!relayout.is_empty()) offset += region_bytes_;
   }
 }
 
@@ -55,15 +69,16 @@ std::int64_t PackBufferLayout::bytes_for(std::span<const Relayout> relayouts,
   detail::require(capacity_tokens >= alignment && capacity_tokens % alignment == 0,
                   "expected capacity_tokens to be a positive multiple of alignment_tokens ",
                   alignment, ", got ", capacity_tokens);
-  return region_count(relayouts) * region_bytes_for(relayouts, capacity_tokens);
+  return buffer_bytes_for(relayouts, capacity_tokens);
 }
 
 std::int64_t PackBufferLayout::capacity_for(std::span<const Relayout> relayouts,
                                             std::int64_t buffer_bytes) {
   const std::int64_t alignment = alignment_of(relayouts);
   detail::require(buffer_bytes >= 0, "expected buffer_bytes >= 0, got ", buffer_bytes);
+  const std::int64_t regions = std::max<std::int64_t>(1, region_count(relayouts));
   const auto fits = [&](std::int64_t units) {
-    return region_count(relayouts) * region_bytes_for(relayouts, units * alignment) <= buffer_bytes;
+    return region_bytes_for(relayouts, units * alignment) <= buffer_bytes / regions;
   };
   if (!fits(1)) {
     throw CapacityError(detail::message(

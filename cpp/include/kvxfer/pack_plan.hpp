@@ -43,6 +43,7 @@ class PackBufferLayout {
   /// @throws InvalidArgumentError unless there is a relayout, all have the same source layout, and
   /// the capacity is a
   ///         positive multiple of their alignment.
+  /// @throws CapacityError if the buffer would be beyond 2^63 bytes.
   PackBufferLayout(std::vector<Relayout> relayouts, std::int64_t capacity_tokens);
 
   /// Bytes that a buffer needs to hold `capacity_tokens` at once.
