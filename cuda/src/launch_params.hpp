@@ -1,0 +1,108 @@
+// SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What one launch carries as kernel parameters, and the resident tables that it points to. Row
+// numbers are relative to the launch and fit 31 bits, which the builder checks; bytes are 64-bit
+// everywhere.
+
+#include <cstdint>
+
+namespace kvxfer::cuda::detail {
+
+/// Threads that move one tile together, and the 16-byte vectors that each holds in flight.
+inline constexpr std::uint32_t kGroupThreads = 128;
+inline constexpr std::uint32_t kVectorsInFlight = 8;
+inline constexpr std::uint32_t kMaxThreads = 1024;
+inline constexpr std::uint32_t kMaxGroups = kMaxThreads / kGroupThreads;
+/// Each thread of a group stages one row's addresses.
+inline constexpr std::uint32_t kMaxTileRows = kGroupThreads;
+inline constexpr std::int64_t kMaxTileBytes = kGroupThreads * kVectorsInFlight * 16;
+inline constexpr std::uint32_t kMaxBands = 8;
+
+/// Divides n < 2^31 by a constant: (n * multiplier) >> shift.
+struct FastDivisor {
+  std::uint32_t divisor;
+  std::uint32_t multiplier;
+  std::uint32_t shift;
+};
+
+/// One plane of one pair, resident on the device since registration.
+struct PlaneEntry {
+  std::int64_t source_base;  ///< of row 0 of page 0, slice included
+  std::int64_t source_page_stride;
+  std::int64_t source_row_stride;
+  std::int64_t destination_base;
+  std::int64_t destination_page_stride;
+  std::int64_t destination_row_stride;
+  std::int64_t packed_prefix_bytes;  ///< of one row over the group's earlier planes
+  std::uint32_t bytes;               ///< of the slice
+  std::uint32_t alignment_bits;      ///< of every address and stride of the paged sides, or-ed
+};
+
+/// A stretch of a period in which both local indices rise by one.
+struct Cell {
+  std::uint32_t row;
+  std::uint32_t source_index;
+  std::uint32_t destination_index;
+};
+
+/// Local indices of one side, from the launch's first page on: period * step + origin + index in
+/// the period. The origin may be below 0: sums wrap to the right value.
+struct Side {
+  FastDivisor page_rows;  ///< divisor 0: packed, rows lie dense
+  std::uint32_t step;
+  std::uint32_t origin;
+  std::uint32_t first_page_id;  ///< of the launch's page ids
+};
+
+/// The rows of one group of planes of one pair.
+struct Job {
+  std::int64_t packed_address;  ///< of the group's rows in the region, when a side is packed
+  const Cell* cells;            ///< null: one cell a period
+  std::uint32_t cell_count;
+  std::uint32_t plane_begin;  ///< of the resident entries
+  std::uint32_t row_count;    ///< of this launch
+  std::uint32_t first_row;    ///< packed rows before this launch's
+  std::uint32_t packed_rows;  ///< of the whole region
+  std::uint32_t phase;        ///< rows of the first period before this launch's
+  FastDivisor period_rows;
+  Side source;
+  Side destination;
+};
+
+/// Jobs with equal plane counts. Items run plane by plane, then tile by tile, jobs innermost, so
+/// that the ranks that read one page read it together.
+struct Band {
+  std::uint32_t first_item;
+  std::uint32_t job_begin;
+  std::uint32_t tile_rows;
+  FastDivisor plane_items;  ///< tiles * jobs
+  FastDivisor jobs;
+};
+
+struct LaunchHeader {
+  const PlaneEntry* planes;
+  std::uint32_t item_count;
+  std::uint32_t band_count;
+  Band bands[kMaxBands];
+};
+
+template <std::uint32_t kJobs, std::uint32_t kPages>
+struct LaunchParams {
+  static constexpr std::uint32_t kMaxJobs = kJobs;
+  static constexpr std::uint32_t kMaxPages = kPages;
+
+  LaunchHeader header;
+  Job jobs[kJobs];
+  std::int32_t page_ids[kPages];
+};
+
+/// Parameters cost time to enqueue, so that most launches take the small form. CUDA allows 32,764
+/// bytes.
+using SmallParams = LaunchParams<12, 512>;
+using LargeParams = LaunchParams<48, 6000>;
+static_assert(sizeof(SmallParams) <= 4096);
+static_assert(sizeof(LargeParams) <= 32764);
+
+}  // namespace kvxfer::cuda::detail

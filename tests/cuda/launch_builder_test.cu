@@ -1,0 +1,168 @@
+// SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+// SPDX-License-Identifier: Apache-2.0
+
+// The walk of a launch, item by item on the host, against the host loops: whatever the kernel is
+// told to move is held to the specification without a device.
+
+#include "copy_kernel.hpp"
+#include "launch_builder.hpp"
+#include "row_copier.hpp"
+#include "row_walk.cuh"
+
+#include <kvxfer/error.hpp>
+
+namespace kvxfer::test {
+
+namespace {
+
+using cuda::detail::PairWork;
+using cuda::detail::PlaneArrays;
+
+/// Runs launches row by row on the host, and counts them.
+class HostWalk final : public RowCopier {
+ public:
+  void pack(const PackBufferLayout& layout, const PackPlan& plan, const Pool& source,
+            const Bytes& source_bytes, Bytes& buffer) override {
+    const PageTable table = source.table(source_bytes.data());
+    const auto arrays = cuda::detail::make_plane_arrays(
+        layout.relayouts(), table.plane_addresses(), {});
+    std::vector<PairWork> work;
+    for (const PackRegion& region : plan.regions) {
+      const auto index = static_cast<std::size_t>(region.index);
+      work.push_back({&layout.relayouts()[index], index, plan.segment,
+                      address(buffer.data()) + region.offset_bytes, &table, nullptr});
+    }
+    run(work, arrays);
+  }
+
+  void unpack(const std::vector<Relayout>& relayouts, const Segment& segment,
+              const std::vector<Bytes>& regions, const Pool& destination,
+              Bytes& destination_bytes) override {
+    const PageTable table = destination.table(destination_bytes.data());
+    const auto arrays =
+        cuda::detail::make_plane_arrays(relayouts, {}, table.plane_addresses());
+    std::vector<PairWork> work;
+    for (std::size_t i = 0; i < relayouts.size(); ++i)
+      work.push_back({&relayouts[i], i, segment, address(regions[i].data()), nullptr, &table});
+    run(work, arrays);
+  }
+
+  void copy(const Relayout& relayout, const Segment& segment, const Pool& source,
+            const Bytes& source_bytes, const Pool& destination,
+            Bytes& destination_bytes) override {
+    const PageTable from = source.table(source_bytes.data());
+    const PageTable to = destination.table(destination_bytes.data());
+    const auto arrays = cuda::detail::make_plane_arrays({&relayout, 1}, from.plane_addresses(),
+                                                        to.plane_addresses());
+    run({{&relayout, 0, segment, 0, &from, &to}}, arrays);
+  }
+
+  int launches = 0;
+
+ private:
+  static std::int64_t address(const std::byte* data) {
+    return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(data));
+  }
+
+  void run(const std::vector<PairWork>& work, const PlaneArrays& arrays) {
+    const cuda::detail::ResidentTables tables{arrays.planes.data(), arrays.cells.data(),
+                                              &arrays.groups};
+    constexpr std::size_t kPairsOfOneCall = 16;
+    for (std::size_t begin = 0; begin < work.size(); begin += kPairsOfOneCall) {
+      const std::size_t count = std::min(kPairsOfOneCall, work.size() - begin);
+      cuda::detail::for_each_launch(std::span(work).subspan(begin, count), tables, 1056,
+                                    [&](const auto& params) {
+                                      ++launches;
+                                      move_rows(params);
+                                    });
+    }
+  }
+
+  template <class Params>
+  static void move_rows(const Params& params) {
+    for (std::uint32_t item = 0; item < params.header.item_count; ++item) {
+      const auto tile = cuda::detail::tile_of(params, item);
+      ASSERT_LE(tile.row_count, cuda::detail::kMaxTileRows);
+      const auto& plane = params.header.planes[tile.plane];
+      for (std::uint32_t r = 0; r < tile.row_count; ++r) {
+        const auto row = cuda::detail::row_addresses(params, params.jobs[tile.job], plane,
+                                                     tile.first_row + r);
+        std::memcpy(reinterpret_cast<void*>(row.destination),
+                    reinterpret_cast<const void*>(row.source), plane.bytes);
+      }
+    }
+  }
+};
+
+TEST(LaunchBuilder, MovesWhatTheHostLoopsMoveOnRandomPlans) {
+  HostWalk walk;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed)
+    expect_all_equal(walk, random_description(seed));
+}
+
+class LaunchBuilderBoundary : public ::testing::TestWithParam<NamedDescription> {};
+
+TEST_P(LaunchBuilderBoundary, MovesWhatTheHostLoopsMove) {
+  HostWalk walk;
+  expect_all_equal(walk, GetParam().description);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, LaunchBuilderBoundary, ::testing::ValuesIn(boundary_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(LaunchBuilder, PacksAllPlanesOfAllRanksInOneLaunch) {
+  HostWalk walk;
+  const Scenario scenario({.destination = {.ranks = 8}, .layers = 61, .end = 8192});
+  expect_pack_equal(walk, scenario);
+  EXPECT_EQ(walk.launches, 1);
+}
+
+TEST(LaunchBuilder, ManyPagesTakeSeveralLaunches) {
+  HostWalk walk;
+  const Scenario scenario({.source = {.page_size = 1},
+                           .destination = {.ranks = 2, .page_size = 1},
+                           .planes = {{PlaneKind::kLatent, 16}},
+                           .end = 13000});
+  expect_pack_equal(walk, scenario);
+  EXPECT_EQ(walk.launches, 4);
+}
+
+TEST(LaunchBuilder, RowOffsetsPassTwoGibibytes) {
+  auto layout = std::make_shared<const PoolLayout>(PoolLayout::Spec{
+      .page_size = 1, .page_count = 3'728'272, .planes = {{.row_bytes = 576}}});
+  const Relayout relayout(layout, layout);
+  const PageTable table(layout, {3'728'270, 3'728'271}, 0, {1024});
+  const auto arrays =
+      cuda::detail::make_plane_arrays({&relayout, 1}, table.plane_addresses(), {});
+  const std::vector<PairWork> work{{&relayout, 0, {0, 2, true}, 4096, &table, nullptr}};
+  std::vector<std::uint64_t> offsets;
+  cuda::detail::for_each_launch(
+      std::span(work), {arrays.planes.data(), arrays.cells.data(), &arrays.groups}, 1056,
+      [&](const auto& params) {
+        for (std::uint32_t row = 0; row < 2; ++row)
+          offsets.push_back(cuda::detail::row_addresses(params, params.jobs[0],
+                                                        arrays.planes[0], row)
+                                .source -
+                            1024);
+      });
+  EXPECT_THAT(offsets, ::testing::ElementsAre(2'147'483'520ULL, 2'147'484'096ULL));
+}
+
+TEST(LaunchBuilder, RefusesMoreRowsThanALaunchNumbers) {
+  auto layout = std::make_shared<const PoolLayout>(PoolLayout::Spec{
+      .page_size = std::int64_t{1} << 32, .page_count = 1, .planes = {{.row_bytes = 1}}});
+  const Relayout relayout(layout, layout);
+  const PageTable table(layout, {0}, 0, {1024});
+  const auto arrays =
+      cuda::detail::make_plane_arrays({&relayout, 1}, table.plane_addresses(), {});
+  const std::vector<PairWork> work{
+      {&relayout, 0, {0, std::int64_t{1} << 32, true}, 4096, &table, nullptr}};
+  EXPECT_THROW(cuda::detail::for_each_launch(
+                   std::span(work), {arrays.planes.data(), arrays.cells.data(), &arrays.groups},
+                   1056, [](const auto&) {}),
+               UnsupportedError);
+}
+
+}  // namespace
+
+}  // namespace kvxfer::test
