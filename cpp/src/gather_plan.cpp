@@ -5,46 +5,16 @@
 
 #include <algorithm>
 
+#include "gather_checks.hpp"
 #include "kvxfer/error.hpp"
 
 namespace kvxfer {
 
 namespace {
 
-// Bounds the table of places, every page number and, with the page size, every row number.
-constexpr std::int64_t kMaxPages = std::int64_t{1} << 31;
-constexpr std::int64_t kMaxPageSize = std::int64_t{1} << 20;
-
-std::int64_t rounded_up_quotient(std::int64_t a, std::int64_t b) {
-  return a / b + (a % b != 0 ? 1 : 0);
-}
-
-void require_between(std::int64_t least, std::int64_t value, std::int64_t most, const char* name) {
-  detail::require(value >= least && value <= most, "expected ", name, " in [", least, ", ", most,
-                  "], got ", value);
-}
-
-void require_shape(const GatherShape& shape) {
-  require_between(1, shape.ranks, kMaxPages, "ranks");
-  require_between(1, shape.page_size, kMaxPageSize, "page_size");
-  require_between(1, shape.logical_page_count, kMaxPages, "logical_page_count");
-  require_between(0, shape.prefix_region_pages, kMaxPages, "prefix_region_pages");
-  require_between(0, shape.chunk_region_pages, kMaxPages, "chunk_region_pages");
-  detail::require(shape.prefix_region_pages % shape.ranks == 0,
-                  "expected prefix_region_pages to be a multiple of ranks ", shape.ranks, ", got ",
-                  shape.prefix_region_pages);
-}
-
 void require_page(const GatherShape& shape, std::int64_t page) {
   detail::require(page >= 0 && page < shape.logical_page_count, "expected logical pages in [0, ",
                   shape.logical_page_count, "), got ", page);
-}
-
-void require_room(std::int64_t pages, std::int64_t region_pages, const char* region) {
-  if (pages > region_pages) {
-    throw CapacityError(detail::message("expected at most ", region_pages, " pages in the ", region,
-                                        " region, got ", pages));
-  }
 }
 
 /// The pages of all requests by (owner, local page), each once; their index is still open.
@@ -72,36 +42,21 @@ std::vector<GatheredPage> distinct_pages(const GatherShape& shape,
 
 }  // namespace
 
-GatherShape make_gather_shape(const GatherLimits& limits) {
-  GatherShape shape{limits.ranks, limits.page_size, limits.logical_page_count, 0, 0};
-  require_shape(shape);
-  require_between(0, limits.context_tokens, kMaxPages, "context_tokens");
-  require_between(1, limits.context_count, kMaxPages, "context_count");
-  require_between(0, limits.chunk_tokens, kMaxPages, "chunk_tokens");
-  const std::int64_t context_pages =
-      shape.ranks * rounded_up_quotient(limits.context_tokens, shape.ranks * shape.page_size);
-  detail::require(context_pages <= kMaxPages / limits.context_count,
-                  "expected a prefix region of at most ", kMaxPages, " pages, got ",
-                  limits.context_count, " contexts of ", context_pages);
-  shape.prefix_region_pages = limits.context_count * context_pages;
-  shape.chunk_region_pages = rounded_up_quotient(limits.chunk_tokens, shape.page_size);
-  return shape;
-}
-
 GatherPlan::GatherPlan(const GatherShape& shape,
                        std::span<const std::vector<std::int64_t>> prefix_pages,
                        std::span<const std::int64_t> chunk_pages)
     : shape_(shape) {
-  require_shape(shape_);
+  detail::require_shape(shape_);
   place_prefix(prefix_pages);
   place_chunk(chunk_pages);
 }
 
 void GatherPlan::place_prefix(std::span<const std::vector<std::int64_t>> prefix_pages) {
   for (const auto& request : prefix_pages) {
-    block_pages_ += rounded_up_quotient(static_cast<std::int64_t>(request.size()), shape_.ranks);
+    block_pages_ +=
+        detail::rounded_up_quotient(static_cast<std::int64_t>(request.size()), shape_.ranks);
   }
-  require_room(block_pages_, shape_.prefix_region_pages / shape_.ranks, "prefix");
+  detail::require_room(block_pages_, shape_.prefix_region_pages / shape_.ranks, "prefix");
   gathered_pages_ = distinct_pages(shape_, prefix_pages);
   std::int64_t owner = -1;
   std::int64_t index = 0;
@@ -118,7 +73,8 @@ void GatherPlan::place_prefix(std::span<const std::vector<std::int64_t>> prefix_
 }
 
 void GatherPlan::place_chunk(std::span<const std::int64_t> chunk_pages) {
-  require_room(static_cast<std::int64_t>(chunk_pages.size()), shape_.chunk_region_pages, "chunk");
+  detail::require_room(static_cast<std::int64_t>(chunk_pages.size()), shape_.chunk_region_pages,
+                       "chunk");
   chunk_pages_.assign(chunk_pages.begin(), chunk_pages.end());
   const auto nowhere = static_cast<std::int64_t>(gathered_pages_.size() + chunk_pages_.size());
   places_.assign(static_cast<std::size_t>(shape_.logical_page_count), nowhere);
@@ -188,25 +144,6 @@ void GatherPlan::translate(const PageMap& map, std::span<const std::int64_t> loc
     rows[i] = numbers[static_cast<std::size_t>(places_[page])] * shape_.page_size +
               locations[i] % shape_.page_size;
   }
-}
-
-ScratchDemand scratch_demand(const GatherShape& shape, std::int64_t prefix_tokens,
-                             std::int64_t new_tokens) {
-  require_shape(shape);
-  detail::require(prefix_tokens >= 0 && prefix_tokens % shape.page_size == 0,
-                  "expected prefix_tokens to be a multiple of page_size ", shape.page_size,
-                  ", got ", prefix_tokens);
-  detail::require(new_tokens >= 0, "expected new_tokens >= 0, got ", new_tokens);
-  const std::int64_t block_pages =
-      rounded_up_quotient(prefix_tokens / shape.page_size, shape.ranks);
-  const std::int64_t chunk_pages = rounded_up_quotient(new_tokens, shape.page_size);
-  if (block_pages > shape.prefix_region_pages / shape.ranks) {
-    throw CapacityError(detail::message("expected a prefix of at most ", shape.prefix_region_pages,
-                                        " pages in whole rounds of ", shape.ranks, " ranks, got ",
-                                        prefix_tokens / shape.page_size));
-  }
-  require_room(chunk_pages, shape.chunk_region_pages, "chunk");
-  return {shape.ranks * block_pages, chunk_pages};
 }
 
 }  // namespace kvxfer

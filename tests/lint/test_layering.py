@@ -27,6 +27,7 @@ CORE_HEADERS = [
     "write_list",
     "plan_checks",
     "copy_rows",
+    "gather_shape",
     "gather_plan",
     "scratch_layout",
 ]
