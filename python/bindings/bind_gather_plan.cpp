@@ -44,12 +44,12 @@ Gathered page (owner, index) is number ``first_page + owner * owner_stride_pages
       });
 }
 
-GatherPlan make_plan(const GatherShape& shape, const py::sequence& prefix_pages,
+GatherPlan make_plan(const GatherShape& shape, const std::vector<py::object>& prefix_pages,
                      const py::object& chunk_pages) {
   std::vector<std::vector<std::int64_t>> requests;
   requests.reserve(prefix_pages.size());
-  for (const py::handle request : prefix_pages) {
-    requests.push_back(int64_vector(py::reinterpret_borrow<py::object>(request), "prefix_pages"));
+  for (const py::object& request : prefix_pages) {
+    requests.push_back(int64_vector(request, "prefix_pages"));
   }
   return GatherPlan(shape, requests, int64_vector(chunk_pages, "chunk_pages"));
 }

@@ -413,7 +413,7 @@ class GatherPlan:
     def __init__(
         self,
         shape: GatherShape,
-        prefix_pages: collections.abc.Sequence,
+        prefix_pages: collections.abc.Sequence[typing.Any],
         chunk_pages: typing.Any = (),
     ) -> None: ...
     def __repr__(self) -> str: ...
