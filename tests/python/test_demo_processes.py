@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter, methodcaller
 
 import numpy as np
@@ -16,55 +17,72 @@ from kvxfer.errors import DeadlineError, TransferError
 START_S = 30.0
 
 
-def test_values_and_memory_arrive() -> None:
+@pytest.fixture(name="crew")
+def crew_fixture() -> Iterator[Crew]:
+    with Crew() as crew:
+        yield crew
+
+
+def test_values_and_memory_arrive(crew: Crew) -> None:
     memory = np.random.default_rng(0).integers(0, 256, 100_000, dtype=np.uint8)
-    with Crew() as crew:
-        one = crew.start("one", methodcaller("send", "fact", (1, "a")))
-        two = crew.start("two", methodcaller("send_memory", memory))
-        assert one.receive("fact", START_S) == (1, "a")
-        assert np.array_equal(two.receive_memory(100_000, START_S), memory)
+    one = crew.start("one", methodcaller("send", "fact", (1, "a")))
+    two = crew.start("two", methodcaller("send_memory", memory))
+    assert one.receive("fact", START_S) == (1, "a")
+    assert np.array_equal(two.receive_memory(100_000, START_S), memory)
 
 
-def test_all_workers_are_heard_in_order_of_start() -> None:
-    with Crew() as crew:
-        for number in range(3):
-            crew.start(f"rank {number}", methodcaller("send", "number", number))
-        assert crew.receive_all("number", START_S) == [0, 1, 2]
+def test_all_workers_are_heard_in_order_of_start(crew: Crew) -> None:
+    for number in range(3):
+        crew.start(f"rank {number}", methodcaller("send", "number", number))
+    assert crew.receive_all("number", START_S) == [0, 1, 2]
 
 
-def test_a_failing_worker_ends_the_wait_with_its_traceback() -> None:
-    with pytest.raises(TransferError, match=r"(?s)AttributeError.*peer bad rank") as caught:
-        with Crew() as crew:
-            crew.start("silent rank", methodcaller("receive", "nothing", START_S))
-            crew.start("bad rank", attrgetter("no_such_thing"))
-            crew.receive_all("number", START_S)
+def test_notes_are_handed_on_and_are_no_answer(crew: Crew) -> None:
+    crew.start("talker", methodcaller("note", 7))
+    heard: list[tuple[str, object]] = []
+    with pytest.raises(TransferError, match="the process ended"):
+        crew.receive_all("number", START_S, on_note=lambda *note: heard.append(note))
+    assert heard == [("talker", 7)]
+
+
+def test_a_failing_worker_ends_the_wait_with_its_traceback(crew: Crew) -> None:
+    crew.start("silent rank", methodcaller("receive", "nothing", START_S))
+    crew.start("bad rank", attrgetter("no_such_thing"))
+    with pytest.raises(TransferError, match=r"(?s)Traceback.*AttributeError.*") as caught:
+        crew.receive_all("number", START_S)
     assert caught.value.peer == "bad rank"
     assert caught.value.kind == "peer_lost"
 
 
-def test_a_worker_that_ends_early_is_named() -> None:
+def test_a_worker_that_fails_in_words_says_them_alone(crew: Crew) -> None:
+    worker = crew.start("late rank", methodcaller("receive", "nothing", 0.01))
+    with pytest.raises(TransferError, match="DeadlineError: expected 'nothing'") as caught:
+        worker.receive("fact", START_S)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_worker_that_ends_early_is_named(crew: Crew) -> None:
+    worker = crew.start("short rank", attrgetter("peer"))
     with pytest.raises(TransferError, match="the process ended") as caught:
-        with Crew() as crew:
-            crew.start("short rank", attrgetter("peer")).receive("fact", START_S)
+        worker.receive("fact", START_S)
     assert caught.value.peer == "short rank"
 
 
 def test_a_silent_worker_is_named_and_ended() -> None:
-    with pytest.raises(DeadlineError, match=r"expected 'fact' within 0.2 s \(peer silent rank\)"):
-        with Crew() as crew:
-            crew.start("silent rank", methodcaller("receive", "nothing", START_S))
+    with Crew() as crew:
+        crew.start("silent rank", methodcaller("receive", "nothing", START_S))
+        with pytest.raises(DeadlineError, match=r"'fact' within 0.2 s \(peer silent rank\)"):
             crew.receive_all("fact", 0.2)
-    assert not any(process.is_alive() for process in crew.processes)
+    assert [process.is_alive() for process in crew.processes] == [False]
 
 
-def test_an_unexpected_name_is_refused() -> None:
+def test_an_unexpected_name_is_refused(crew: Crew) -> None:
+    worker = crew.start("rank", methodcaller("send", "other"))
     with pytest.raises(TransferError, match="expected 'fact', got 'other'"):
-        with Crew() as crew:
-            crew.start("rank", methodcaller("send", "other")).receive("fact", START_S)
+        worker.receive("fact", START_S)
 
 
-def test_memory_of_another_size_is_refused() -> None:
+def test_memory_of_another_size_is_refused(crew: Crew) -> None:
+    worker = crew.start("rank", methodcaller("send_memory", np.zeros(4, dtype=np.uint8)))
     with pytest.raises(TransferError, match="expected 8 bytes, got 4"):
-        with Crew() as crew:
-            worker = crew.start("rank", methodcaller("send_memory", np.zeros(4, dtype=np.uint8)))
-            worker.receive_memory(8, START_S)
+        worker.receive_memory(8, START_S)

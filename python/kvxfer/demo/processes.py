@@ -9,6 +9,7 @@ with the sender.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 import traceback
@@ -19,10 +20,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvxfer import Error
 from kvxfer.demo.geometry import Bytes
 from kvxfer.errors import DeadlineError, TransferError
 
 _FAILED = "failed"
+_NOTE = "note"
 _JOIN_DEADLINE_S = 10.0
 
 
@@ -55,12 +58,22 @@ class Wire:
             raise DeadlineError(
                 "deadline", self.peer, None, f"expected {name!r} within {deadline_s:g} s"
             )
+        return self.receive_either(name)[1]
+
+    def receive_either(self, *names: str) -> tuple[str, Any]:
+        """Receive the next value, which has one of these names; waits for the whole of it only.
+
+        Raises
+        ------
+        TransferError
+            If the peer ended or failed, or sent another name.
+        """
         got, value = self._receive_any()
         if got == _FAILED:
-            raise TransferError("peer_lost", self.peer, None, f"failed:\n{value}")
-        if got != name:
-            raise TransferError("protocol", self.peer, None, f"expected {name!r}, got {got!r}")
-        return value
+            raise TransferError("peer_lost", self.peer, None, value)
+        if got not in names:
+            raise TransferError("protocol", self.peer, None, f"expected {names[0]!r}, got {got!r}")
+        return got, value
 
     def receive_memory(self, size_bytes: int, deadline_s: float) -> Bytes:
         """Receive an array of that many bytes."""
@@ -75,6 +88,10 @@ class Wire:
                 "protocol", self.peer, None, f"expected {size_bytes} bytes, got {got_bytes}"
             )
         return memory
+
+    def note(self, value: Any) -> None:
+        """Send how far the work is; nothing is lost where nobody listens."""
+        self.send(_NOTE, value)
 
     def _receive_any(self) -> tuple[str, Any]:
         try:
@@ -134,10 +151,21 @@ class Crew:
         self._wires.append(wire)
         return wire
 
-    def receive_all(self, name: str, deadline_s: float) -> list[Any]:
+    def receive_all(
+        self, name: str, deadline_s: float, on_note: Callable[[str, Any], None] | None = None
+    ) -> list[Any]:
         """Receive the value of that name from every worker, in the order in which they started.
 
         A worker that fails ends the wait at once, whichever it is.
+
+        Parameters
+        ----------
+        name : str
+            Name of the value.
+        deadline_s : float
+            Until every worker has sent it.                             [unit: seconds]
+        on_note : callable, optional
+            Called with a worker's name and value for each note that it sends before.
         """
         values: dict[int, Any] = {}
         until = time.monotonic() + deadline_s
@@ -150,14 +178,25 @@ class Crew:
                     "deadline", names, None, f"expected {name!r} within {deadline_s:g} s"
                 )
             for index, wire in enumerate(self._wires):
-                if wire.connection in ready:
-                    values[index] = wire.receive(name, 0.0)
+                if wire.connection not in ready:
+                    continue
+                note, value = wire.receive_either(name, _NOTE)
+                if note == name:
+                    values[index] = value
+                elif on_note is not None:
+                    on_note(wire.peer, value)
         return [values[index] for index in range(len(self._wires))]
 
 
 def _run_worker(connection: Connection, entry: Entry) -> None:
+    """Run a worker; a failure goes to the parent, in words where it is one that has words."""
     wire = Wire(connection, "parent")
     try:
         entry(wire)
-    except Exception:
-        wire.send(_FAILED, traceback.format_exc())
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        said = words if isinstance(error, Error) else f"failed:\n{traceback.format_exc()}"
+        with contextlib.suppress(OSError):
+            wire.send(_FAILED, said)

@@ -39,11 +39,12 @@ class DemoReport:
     plane_count: int
     row_bytes: int
     pack_buffer_bytes: int
-    capacity_tokens: int
+    capacity_tokens: int | None
     landing_modes: tuple[str, ...]
     segments: tuple[MovedSegment, ...]
     writes: WriteCounts
     posted_writes: int
+    overlapped_bytes: int
     transfer_ms: float | None
     text: str
     comparisons: tuple[Comparison, ...]
@@ -93,7 +94,9 @@ class DemoReport:
             ),
             (
                 "pack buffer",
-                f"{self.pack_buffer_bytes} bytes, takes {self.capacity_tokens} tokens",
+                f"{self.pack_buffer_bytes} bytes, takes {self.capacity_tokens} tokens"
+                if self.capacity_tokens is not None
+                else "not needed: both sides hold the same runs",
             ),
         ]
         if self.text:
@@ -112,12 +115,12 @@ class DemoReport:
             f"  bytes       {self.moved_bytes} in {len(self.segments)} segments",
             f"  writes      {writes.row_by_row} row by row, {writes.packed} packed in place, "
             f"{writes.landing} into landing regions",
-            f"  posted      {self.posted_writes}, metadata included",
+            f"  posted      {self.posted_writes}, one of metadata for each rank included",
+            f"  overlap     {self.overlapped_bytes} bytes had arrived when the last was computed",
         ]
-        modes = sorted(set(self.landing_modes))
-        lines.append(f"  landing     {', '.join(modes)}: as each rank's room was told")
+        lines.append(f"  landing     {' '.join(self.landing_modes)}, by destination rank")
         if self.transfer_ms is not None:
-            lines.append(f"  time        {self.transfer_ms:.1f} ms from first to last segment")
+            lines.append(f"  time        {self.transfer_ms:.1f} ms with a write under way")
         return lines
 
     def _verdicts(self) -> list[str]:
