@@ -8,6 +8,7 @@ What every transport promises is in test_transport_protocol.py.
 import errno
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvxfer import InvalidArgumentError
 from kvxfer.errors import TransferError
 from kvxfer.transports import loopback
 from kvxfer.transports._loopback import inbound, process_vm, reader
+from kvxfer.transports._loopback.connection import ConnectionEnded
 from kvxfer.transports._loopback.gate import reopen
 from kvxfer.transports.loopback import LoopbackTransport
 from kvxfer.transports.protocol import WriteHandle, WriteState
@@ -288,6 +290,26 @@ def test_the_target_checks_each_chunk_against_its_own_regions(agents: Agents) ->
     assert memory.is_untouched()
 
 
+def test_a_post_with_a_refused_chunk_ends_after_its_other_chunks(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbound, "_MAX_MESSAGES", 1)
+    sender = agents.sender(4000, data_path="memfd", slice_bytes=4000)
+    target, memory = agents.greeted_target(sender)
+    target.deregister_memory(memory.address)
+    target.register_memory(memory.address + 1000, 3000)
+    handle = sender.agent.post("target", sender.whole(memory.address), b"x")
+    marks = []
+    while not sender.agent.poll(handle).has_ended:
+        marks.append(handle.in_flight_bytes)
+        assert target.drain_notifications() == []
+    assert {3000, 2000, 1000} <= set(marks)
+    assert sender.agent.poll(handle) is WriteState.FAILED
+    assert "is not inside one region" in str(handle.error)
+    assert (memory.bytes[:1000] == 0xA5).all()
+    assert receive(target, 0, [sender.agent]) == []
+
+
 # --- peers that die, freeze or come back --------------------------------------------------------
 
 
@@ -340,6 +362,20 @@ def test_a_frozen_target_blocks_nobody_and_goes_on_afterwards(
         told = heard(target, len(handles))
         assert len(told) == len({message for _, message in told}) == len(handles)
         assert target.call("content") == sender.memory.bytes.tobytes()
+
+
+def test_a_target_that_died_is_dead_although_its_child_holds_the_connection(
+    agents: Agents,
+) -> None:
+    sender = agents.sender(4096)
+    with AgentProcess("loopback", "target", 4096) as target:
+        peer = sender.open(target)
+        child = target.call("leave_a_fork")
+        target.kill()
+        try:
+            assert post_until_refused(sender.agent, peer, []).kind == "peer_dead"
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_target_that_never_polls_leaves_posts_running_and_removable(agents: Agents) -> None:
@@ -458,6 +494,18 @@ def test_nothing_is_written_once_the_target_has_closed(agents: Agents) -> None:
     assert handle.moved_bytes == moved_bytes
     assert memory.bytes[:moved_bytes].tobytes() == sender.memory.bytes[:moved_bytes].tobytes()
     assert (memory.bytes[moved_bytes:] == 0xA5).all()
+
+
+def test_a_write_that_comes_after_the_target_has_closed_is_not_made(agents: Agents) -> None:
+    sender = agents.sender(1 << 16, data_path="process_vm", slice_bytes=4096)
+    target, memory = agents.greeted_target(sender)
+    handle = sender.agent.post("target", sender.whole(memory.address))
+    path = sender.agent._peers["target"]._path
+    target.close()
+    memory.bytes[:] = 0xA5
+    with pytest.raises(ConnectionEnded):
+        path.move(handle, 4096)
+    assert memory.is_untouched()
 
 
 # --- slices, bounds and leaks -------------------------------------------------------------------

@@ -160,6 +160,15 @@ def test_notifications_before_the_fault_are_kept(writer: HostileWriter) -> None:
     expect_rejected(writer, "packet")
 
 
+def test_notifications_of_a_writer_that_read_nothing_are_kept(writer: HostileWriter) -> None:
+    writer.send(GOOD_HELLO)
+    writer.target.drain_notifications()
+    writer.send(Notify(b"last"))
+    writer.socket.close()
+    assert receive(writer.target, 1) == [("writer", b"last")]
+    assert writer.target.counters["rejected_peers"] == 0
+
+
 def test_an_area_that_could_shrink_is_rejected(writer: HostileWriter) -> None:
     writer.send(GOOD_HELLO)
     os.close(writer.area(seals=fcntl.F_SEAL_GROW))

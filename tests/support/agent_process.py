@@ -65,7 +65,12 @@ class AgentProcess:
     def kill(self) -> None:
         """End the process as ``kill -9`` does."""
         self._process.kill()
-        self._process.join(WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        # Not join: it waits for a pipe that a fork of the process keeps open.
+        while self._process.exitcode is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} has not ended within {WAIT_S} s")
+            time.sleep(0.001)
         self._pipe.close()
 
     @property
@@ -125,6 +130,14 @@ class _Commands:
 
     def close(self) -> None:
         self.agent.close()
+
+    def leave_a_fork(self) -> int:
+        """Fork a child that holds every descriptor for a while; returns its process id."""
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(WAIT_S)
+            os._exit(0)
+        return pid
 
 
 def _main(

@@ -224,7 +224,8 @@ class Transport(Protocol):
     def close(self) -> None:
         """End the agent. After the return no own memory is read, and none is written by peers.
 
-        Idempotent. Posts that still run end FAILED; handles can be polled and released afterwards.
+        Idempotent. Posts that still run end FAILED, or LOST where that cannot be proven at once;
+        handles can be polled and released afterwards.
         """
         ...
 

@@ -1,0 +1,3 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the Mooncake transport; ``kvxfer.transports.mooncake`` puts them together."""
