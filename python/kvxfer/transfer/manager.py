@@ -241,8 +241,7 @@ class TransferManager:
             links = [self._peers.link(address) for address in sources]
             receiver = ReceiverRoom(self._services, room, self._generation_count, wanted, links)
             self._router.receivers.add(receiver)
-            self._router.opened_receiver(receiver)
-            receiver.advance()
+            self._advance(receiver)
             return receiver
 
     def sender_state(self, room: int) -> RoomState:
@@ -271,7 +270,7 @@ class TransferManager:
                     sender.advance()
             for receiver in self._router.receivers:
                 if receiver.is_busy:
-                    receiver.advance()
+                    self._advance(receiver)
             self._sweep()
             for address in self._mailer.take_stalled():
                 self._peers.drop(address, "takes no control messages: its queue is full")
@@ -364,6 +363,13 @@ class TransferManager:
                 receiver.advance()
 
     # -- own --------------------------------------------------------------------------------------
+
+    def _advance(self, receiver: ReceiverRoom) -> None:
+        """Let a room go on; one that has just asked its sources gets what came early for it."""
+        was_bootstrapping = receiver.state is RoomState.BOOTSTRAPPING
+        receiver.advance()
+        if was_bootstrapping and receiver.state is not RoomState.BOOTSTRAPPING:
+            self._router.asked_by_receiver(receiver)
 
     def _receiver_table(self, pages: PageTable | ArrayLike, prefix: int, end: int) -> PageTable:
         layout = self.pool.layout

@@ -80,9 +80,9 @@ class Router:
             return
         rooms = self.receivers.of_id(completion.room)
         room = next((r for r in rooms if r.generation == completion.room_generation), None)
-        if room is not None:
+        if room is not None and room.state is not RoomState.BOOTSTRAPPING:
             self._complete(room, name, completion)
-        elif rooms or self.receivers.was_closed(completion.room):
+        elif room is None and (rooms or self.receivers.was_closed(completion.room)):
             self._services.counters["completions_late"] += 1
         else:
             self.early_completions.put(completion.room, (name, completion))
@@ -109,8 +109,8 @@ class Router:
             else:
                 self._request(room, identity, message)
 
-    def opened_receiver(self, room: ReceiverRoom) -> None:
-        """Give a new room what came for it before it was opened."""
+    def asked_by_receiver(self, room: ReceiverRoom) -> None:
+        """Give a room what came for it before it had asked its sources."""
         for name, completion in self.early_completions.take(room.room):
             if completion.room_generation == room.generation:
                 self._complete(room, name, completion)
