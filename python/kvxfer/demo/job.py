@@ -95,11 +95,11 @@ def run_demo(options: DemoOptions, progress_stream: TextIO | None = None) -> Dem
         tempfile.TemporaryDirectory(prefix="kvxfer-demo-") as folder,
         Progress(_STEP_COUNT, stream) as progress,
     ):
-        progress.step("prepare the model, or generated rows where there is none")
+        progress.step("load the model, or generate rows")
         subject = choose_subject(options.model, options.tokens, Path(folder))
         layouts = _lay_out(subject, options.destination_ranks)
         outcome = _move(subject, layouts, options, progress)
-        progress.step("compare bytes, tokens and logits, and the same over damaged copies")
+        progress.step("compare bytes, tokens and logits")
         return judge(subject, layouts, options.transport, outcome)
 
 
@@ -146,7 +146,7 @@ def _move(subject: Subject, layouts: Layouts, options: DemoOptions, progress: Pr
         address = prefill.receive("address", WORKER_DEADLINE_S)
         for wire, geometry in zip(decodes, layouts.destinations, strict=True):
             wire.send("setup", (setting, geometry, address))
-        progress.step("prefill in the worker, and the reference in this process")
+        progress.step("prefill, and the reference beside it")
         subject.make_reference()
         progress.step("move the early part, then the rest")
         results = _await_results(crew, layouts, subject.tokens, progress)

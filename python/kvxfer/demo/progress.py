@@ -69,5 +69,5 @@ def _make_bar(stream: TextIO) -> Any:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
     return Bar(*columns, console=Console(file=stream), auto_refresh=False)
