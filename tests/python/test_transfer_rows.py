@@ -143,7 +143,7 @@ def test_pipeline_stages_each_bring_their_layers() -> None:
 
 
 def test_many_rooms_share_the_ring_and_the_regions() -> None:
-    world = World()
+    world = World(tick_s=0.001)
     sources = world.group("p", 2, landing_region_count=2, page_count=128)
     destinations = world.group("d", 3, landing_region_count=3, landing_depth=2, page_count=128)
     rooms = []

@@ -96,12 +96,16 @@ def planes_of_one_memory(layout: PoolLayout, seed: int) -> list[NDArray[np.uint8
 
 @dataclass
 class World:
-    """All ranks of a test. By default every post completes when it is first polled."""
+    """All ranks of a test. By default every post completes when it is first polled.
+
+    ``tick_s`` passes before every round of polls.
+    """
 
     clock: ManualClock = field(default_factory=ManualClock)
     wire: ScriptedWire = field(default_factory=ScriptedWire)
     hub: ControlHub = field(default_factory=ControlHub)
     ranks: list[Rank] = field(default_factory=list)
+    tick_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.wire.completes_on_poll = 1
@@ -161,6 +165,7 @@ class World:
     def poll(self, count: int = 1) -> None:
         """Poll every manager, in order."""
         for _ in range(count):
+            self.clock.advance(self.tick_s)
             for rank in self.ranks:
                 rank.manager.poll()
 

@@ -20,7 +20,8 @@ _MAX_UINT64 = 2**64 - 1
 _MAX_INT64 = 2**63 - 1
 _LINE = re.compile(
     rb"kvxfer/([0-9]{1,4}) ([0-9]{1,20}) ([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) "
-    rb"([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) (-1|[0-9]{1,19}) ([0-9]{1,19}) ([01]) ([01]) "
+    rb"([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) (-1|[0-9]{1,19}) ([0-9]{1,19}) "
+    rb"([01]) ([01]) ([01]) "
     rb"([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) ([0-9a-f]{16}) ([ -~]{1,255})"
 )
 
@@ -51,6 +52,8 @@ class Completion:
         Last segment of the room; state and metadata have arrived too.
     is_drained : bool
         No write of the room to this destination is left.
+    has_more : bool
+        Another segment for this destination is ready to go.
     state_count, state_bytes, metadata_bytes : int
         What came with the final segment.
     digest : str
@@ -70,6 +73,7 @@ class Completion:
     region_generation: int = 0
     is_final: bool = False
     is_drained: bool = False
+    has_more: bool = False
     state_count: int = 0
     state_bytes: int = 0
     metadata_bytes: int = 0
@@ -111,6 +115,15 @@ class Completion:
             raise BadCompletionError(f"completion message {line[:64]!r} has a number out of range")
         names = list(cls.__dataclass_fields__)
         values = dict(zip(names[: len(numbers)], numbers, strict=True))
-        is_final, is_drained = bool(values.pop("is_final")), bool(values.pop("is_drained"))
+        is_final, is_drained, has_more = (
+            bool(values.pop(name)) for name in ("is_final", "is_drained", "has_more")
+        )
         digest, source = (field.decode("ascii") for field in match.groups()[-2:])
-        return cls(**values, is_final=is_final, is_drained=is_drained, digest=digest, source=source)
+        return cls(
+            **values,
+            is_final=is_final,
+            is_drained=is_drained,
+            has_more=has_more,
+            digest=digest,
+            source=source,
+        )

@@ -48,7 +48,7 @@ class Destination:
         self.state = [self._checked_state(StateComponent.from_terms(s)) for s in request.state]
         self.metadata = self._checked_metadata(request)
         self.credits: deque[Grant] = deque()
-        self.was_granted = False
+        self.has_asked = False  # for a region, since one was granted
         self.add_credits(request.grants)
 
         self.cursor = 0  # segments that have been started
@@ -83,7 +83,7 @@ class Destination:
                 f"landing region {grant.region}", grant.address, self.landing.region_bytes
             )
         self.credits.extend(grants)
-        self.was_granted = self.was_granted or bool(grants)
+        self.has_asked = False
 
     @property
     def mode(self) -> str:
@@ -97,7 +97,7 @@ class Destination:
         return packed_writes(self.relayout, [segment], address, self.table).runs
 
     def completion(
-        self, room: int, source: str, segment: Segment, grant: Grant | None
+        self, room: int, source: str, segment: Segment, grant: Grant | None, has_more: bool = False
     ) -> Completion:
         """Return the completion message of the segment that the cursor is at."""
         return Completion(
@@ -110,6 +110,7 @@ class Destination:
             size_bytes=self.segment_bytes(segment),
             region=NO_REGION if grant is None else grant.region,
             region_generation=0 if grant is None else grant.generation,
+            has_more=has_more,
             digest=self.digest,
             source=source,
         )

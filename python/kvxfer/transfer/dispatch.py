@@ -15,7 +15,7 @@ from kvxfer.transfer.completion import Completion
 from kvxfer.transfer.copies import Ready
 from kvxfer.transfer.destination import Destination, no_runs
 from kvxfer.transfer.flight import Flight, FlightEvents, Outgoing
-from kvxfer.transfer.messages import Grant
+from kvxfer.transfer.messages import Grant, Want
 from kvxfer.transfer.pack_ring import Slot
 from kvxfer.transfer.room import RoomMetrics
 from kvxfer.transfer.services import METADATA_HEADER_BYTES, Services
@@ -57,11 +57,10 @@ class DepartureEvents(FlightEvents, Protocol):
 class Departures:
     """The segments of one room and how far each receiver is served.
 
-    Receivers advance on their own, so that none holds a buffer or a region while it waits for
-    another's. Those that stand at the same segment and can be written leave together: the rows are
-    packed once for all of them. A receiver that was granted a region before gets it back after its
-    unpack whatever the others do, so the rest waits for it; one that has none yet may wait long, so
-    it is left behind and served by itself later.
+    Receivers that stand at the same segment leave together: its rows are packed once for all of
+    them. One whose landing region is late is waited for briefly and then left behind, to be served
+    by itself: a room that held regions of some receivers while it waited for another's could wait
+    for a room that does the opposite.
     """
 
     def __init__(self, services: Services, room: DepartureEvents) -> None:
@@ -73,6 +72,7 @@ class Departures:
         self._metadata: bytes | None = None
         self._layouts: dict[tuple[int, ...], PackBufferLayout] = {}
         self._waits_since: float | None = None
+        self._late_since: float | None = None
         self.capacity_tokens: int | None = None
         self.wait_s = 0.0
 
@@ -195,11 +195,14 @@ class Departures:
             self._depart(planned, [(d, no_runs, None) for d in empty])
         if direct:
             self._depart(planned, [(d, partial(_direct_runs, planned, d), None) for d in direct])
-        granted = [d for d in packed if not d.lands or d.was_granted]
-        if granted and all(d.credits or not d.lands for d in granted):
-            self._pack_and_depart(planned, granted)
+        writable = [d for d in packed if d.credits or not d.lands]
+        if writable and (len(writable) == len(packed) or self._is_patience_over()):
+            self._pack_and_depart(planned, writable)
         elif packed:
             self._note_wait()
+        for destination in packed:
+            if destination.lands and destination not in writable:
+                self._want_region(destination)
 
     def _pack_and_depart(self, planned: PlannedSegment, group: list[Destination]) -> None:
         ring = self._services.buffers.ring
@@ -208,6 +211,7 @@ class Departures:
             self._note_wait()
             return
         self._end_wait()
+        self._late_since = None
         layout = self._layout_of(group)
         plan = layout.plan(planned.segment)
         items: list[tuple[Destination, Callable[[], Runs], Grant | None]] = []
@@ -252,8 +256,9 @@ class Departures:
         unless nothing else is to arrive.
         """
         row_bytes = destination.segment_bytes(segment)
+        has_more = destination.cursor + 1 < len(self._segments)
         completion = destination.completion(
-            self._room.room, self._services.transport.agent_name, segment, grant
+            self._room.room, self._services.transport.agent_name, segment, grant, has_more
         )
         if not segment.is_final:
             return Outgoing(destination, runs, completion.encode(), row_bytes)
@@ -349,6 +354,20 @@ class Departures:
     def _fly(self, flight: Flight) -> None:
         if not flight.poll():
             self._flights.append(flight)
+
+    def _want_region(self, destination: Destination) -> None:
+        if not destination.has_asked:
+            destination.has_asked = True
+            self._services.mailer.send(
+                destination.peer.address, Want(self._room.room, destination.room_generation)
+            )
+
+    def _is_patience_over(self) -> bool:
+        """Return whether the regions of some receivers have been late for long enough."""
+        now = self._services.options.clock()
+        if self._late_since is None:
+            self._late_since = now
+        return now - self._late_since >= self._services.options.region_patience_s
 
     def _note_wait(self) -> None:
         if self._waits_since is None:

@@ -34,6 +34,7 @@ __all__ = [
     "Pong",
     "Refused",
     "Request",
+    "Want",
     "decode_frame",
     "encode_frame",
 ]
@@ -108,6 +109,13 @@ class Request(Struct, tag="request", forbid_unknown_fields=True, frozen=True):
     grants: Annotated[list[Grant], Meta(max_length=64)]
 
 
+class Want(Struct, tag="want", forbid_unknown_fields=True, frozen=True):
+    """A source has a segment ready for a room, and no region to write it into."""
+
+    room: RoomId
+    room_generation: Int
+
+
 class Credit(Struct, tag="credit", forbid_unknown_fields=True, frozen=True):
     """Regions that a source may write next."""
 
@@ -138,7 +146,7 @@ class Drained(Struct, tag="drained", forbid_unknown_fields=True, frozen=True):
     is_drained: bool
 
 
-Message: TypeAlias = Hello | Refused | Ping | Pong | Request | Credit | Abort | Drained
+Message: TypeAlias = Hello | Refused | Ping | Pong | Request | Want | Credit | Abort | Drained
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

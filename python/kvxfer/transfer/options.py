@@ -43,6 +43,9 @@ class TransferOptions:
         Regions of this manager, for all rooms together.
     landing_depth : int
         Most regions that one room holds per source.
+    region_patience_s : float
+        How long a segment waits for the regions of all its receivers before it is packed for those
+        that have one.
     unpack_launch_us, unpack_bytes_per_us : float
         What an unpack is taken to cost in the "auto" estimate: per segment, and per byte.
     metadata_slot_bytes, metadata_slot_count : int
@@ -78,6 +81,7 @@ class TransferOptions:
     landing_region_bytes: int = 0
     landing_region_count: int = 8
     landing_depth: int = 2
+    region_patience_s: float = 0.002
     unpack_launch_us: float = 10.0
     unpack_bytes_per_us: float = 2000.0
     metadata_slot_bytes: int = 4096

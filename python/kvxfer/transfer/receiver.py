@@ -145,10 +145,16 @@ class ReceiverRoom(Room):
         self.metrics.segments += 1
         region = source.region_of(completion)
         if region is not None:
+            self._services.buffers.landing.landed(region)
             self._unpack(source, completion, region)
         else:
             self.metrics.bytes += completion.size_bytes
         self._check_complete()
+
+    def on_want(self, source: Source) -> None:
+        """Queue a source that has a segment ready and no region to write it into."""
+        if source.lands and not source.is_complete and not self.state.is_over:
+            self._services.buffers.landing.want(source.holder)
 
     def on_abort(self, source: Source, abort: Abort) -> None:
         """Fail the room because a source gave up."""
@@ -346,7 +352,7 @@ class ReceiverRoom(Room):
             region.memory,
             self._wanted.table,
         )
-        unpack = Unpack(source, region, completion.size_bytes, started_s, future)
+        unpack = Unpack(source, region, completion, started_s, future)
         self._unpacks.append(unpack)
         if unpack.is_done():
             self._end_unpack(unpack)
@@ -362,12 +368,12 @@ class ReceiverRoom(Room):
         if unpack.error is not None:
             self.fail("unpack", source.name, unpack.error)
         else:
-            self.metrics.bytes += unpack.size_bytes
+            self.metrics.bytes += unpack.completion.size_bytes
         if self.state is RoomState.FAILED:
             if not source.may_write:
                 self._settle(source)
         elif source.final is None:
-            landing.renew(source.holder, unpack.region)
+            landing.renew(source.holder, unpack.region, has_more=unpack.completion.has_more)
         else:
             landing.release(source.holder, unpack.region)
 

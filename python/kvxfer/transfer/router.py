@@ -22,6 +22,7 @@ from kvxfer.transfer.messages import (
     Pong,
     Refused,
     Request,
+    Want,
     decode_frame,
 )
 from kvxfer.transfer.peers import PeerTable
@@ -127,8 +128,18 @@ class Router:
                 self._peers.on_ping(identity)
             case Pong():
                 self._peers.heard(identity)
+            case _:
+                self._peers.heard(identity)
+                self._take_room_message(identity, message)
+
+    def _take_room_message(
+        self, identity: Identity, message: Request | Want | Credit | Abort | Drained
+    ) -> None:
+        match message:
             case Request():
                 self._take_request(identity, message)
+            case Want():
+                self._take_want(identity, message)
             case Credit():
                 self._take_credit(identity, message)
             case Abort() if message.is_to_source:
@@ -149,7 +160,6 @@ class Router:
             )
             self._peers.ask(identity.address)
             return
-        self._peers.heard(identity)
         room = self.senders.active(request.room)
         if room is not None:
             self._request(room, identity, request)
@@ -191,9 +201,12 @@ class Router:
         )
         self._services.mailer.send(identity.address, abort)
 
+    def _take_want(self, identity: Identity, want: Want) -> None:
+        for room in self._receiver_rooms(want.room, want.room_generation):
+            for source in room.sources_named(identity.name):
+                room.on_want(source)
+
     def _take_credit(self, identity: Identity, credit: Credit) -> None:
-        if self._peers.heard(identity) is None:
-            return
         for room in self.senders.of_id(credit.room):
             destination = room.destination(identity.name, credit.room_generation)
             if destination is not None and not room.state.is_over:
@@ -204,7 +217,6 @@ class Router:
 
         A receiver that never asked aborts as well: it has found that it cannot work with us.
         """
-        self._peers.heard(identity)
         for room in self.senders.of_id(abort.room):
             destination = room.destination(identity.name, abort.room_generation)
             if destination is not None:
@@ -223,13 +235,11 @@ class Router:
             self.early_asks.put(abort.room, (identity, abort))
 
     def _take_abort_of_source(self, identity: Identity, abort: Abort) -> None:
-        self._peers.heard(identity)
         for room in self._receiver_rooms(abort.room, abort.room_generation):
             for source in room.sources_named(identity.name):
                 room.on_abort(source, abort)
 
     def _take_drained(self, identity: Identity, drained: Drained) -> None:
-        self._peers.heard(identity)
         rooms = self._receiver_rooms(drained.room, drained.room_generation)
         if not rooms:
             self._services.counters["drains_late"] += 1

@@ -4,6 +4,7 @@
 
 from concurrent.futures import Future
 
+from kvxfer.transfer.completion import Completion
 from kvxfer.transfer.copies import Ready
 from kvxfer.transfer.landing import Region
 from kvxfer.transfer.source import Source
@@ -18,13 +19,13 @@ class Unpack:
         self,
         source: Source,
         region: Region,
-        size_bytes: int,
+        completion: Completion,
         started_s: float,
         future: "Future[Ready | None]",
     ) -> None:
         self.source = source
         self.region = region
-        self.size_bytes = size_bytes
+        self.completion = completion
         self.started_s = started_s
         self.error: str | None = None
         self._future = future
