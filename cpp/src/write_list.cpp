@@ -1,48 +1,128 @@
 // SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "checks.hpp"
-#include "page_rows.hpp"
-#include "stretches.hpp"
+#include "row_runs.hpp"
 
 #include <kvxfer/error.hpp>
 #include <kvxfer/write_list.hpp>
 
+#include <algorithm>
 #include <limits>
+#include <optional>
 
 namespace kvxfer {
 
 namespace {
 
-/// A piece of rows that lies in one page on every paged side; address arithmetic without the plane.
-struct Piece {
-  std::int64_t source_page;
-  std::int64_t source_row;  ///< in its page, or in the packed region when the source is packed
-  std::int64_t destination_page;
-  std::int64_t destination_row;
-  std::int64_t length;
-};
+constexpr std::int64_t kOnePage = std::numeric_limits<std::int64_t>::max();
 
-/// One side of one plane: the address of a piece's first row is base + page * page_stride + row *
-/// row_stride.
+/// One side of one plane: row `r` of page `p` is at base + p * page_stride + r * row_stride. Packed
+/// rows are one page.
 struct PlaneSide {
   std::int64_t base;
+  std::int64_t page_rows;
   std::int64_t page_stride;
   std::int64_t row_stride;
+
+  [[nodiscard]] bool is_contiguous() const {
+    return page_rows == kOnePage || page_stride == page_rows * row_stride;
+  }
+  [[nodiscard]] std::int64_t address(std::int64_t row) const {
+    return base + row / page_rows * page_stride + row % page_rows * row_stride;
+  }
+  /// Rows from `row` to the end of its page.
+  [[nodiscard]] std::int64_t rows_left(std::int64_t row) const {
+    return page_rows - row % page_rows;
+  }
 };
 
-PlaneSide plane_side(const PageTable& table, std::int64_t index, std::int64_t slice_offset_bytes) {
+/// One plane of the pair, as its writes see it.
+struct PlaneRoute {
+  PlaneSide source;
+  PlaneSide destination;
+  std::int64_t bytes;  ///< of a row's slice
+
+  [[nodiscard]] bool has_dense_rows() const {
+    return source.row_stride == bytes && destination.row_stride == bytes;
+  }
+};
+
+PlaneSide plane_side(const PageTable& table, std::int64_t index, std::int64_t offset_bytes,
+                     std::int64_t page_rows) {
   const auto i = static_cast<std::size_t>(index);
   const Plane& plane = table.layout().planes()[i];
-  return {table.plane_addresses()[i] + plane.page_offset_bytes + slice_offset_bytes,
+  return {table.plane_addresses()[i] + plane.page_offset_bytes + offset_bytes, page_rows,
           plane.page_stride_bytes, plane.row_stride_bytes};
 }
 
-/// Appends runs, joining each to the previous one when both sides continue.
-class RunBuilder {
- public:
-  explicit RunBuilder(std::vector<Run>& runs) : runs_(runs), first_(runs.size()) {}
+/// Routes of all planes in packed order. Without a source table the source rows are packed at 0.
+std::vector<PlaneRoute> plane_routes(const Relayout& relayout, const PageTable* source,
+                                     const PageTable& destination) {
+  std::vector<PlaneRoute> routes;
+  for (const PlaneGroup& group : relayout.groups()) {
+    for (const PlanePair& pair : group.planes) {
+      PlaneSide from{0, kOnePage, 0, pair.bytes};
+      if (source != nullptr)
+        from = plane_side(*source, pair.source_plane, pair.source_offset_bytes,
+                          group.source_page_rows);
+      routes.push_back({from,
+                        plane_side(destination, pair.destination_plane,
+                                   pair.destination_offset_bytes, group.destination_page_rows),
+                        pair.bytes});
+    }
+  }
+  return routes;
+}
 
-  void add(std::int64_t source, std::int64_t destination, std::int64_t bytes) {
+/// Appends the runs of one plane, joined where both sides continue. A plane never continues the run
+/// of another.
+class PlaneWriter {
+ public:
+  PlaneWriter(std::vector<Run>& runs, const PlaneRoute& route)
+      : runs_(runs), first_(runs.size()), route_(route) {}
+
+  void add(std::span<const RowRun> rows) {
+    if (!route_.has_dense_rows()) {
+      for (const RowRun& run : rows)
+        add_row_by_row(run);
+    } else if (route_.source.is_contiguous() && route_.destination.is_contiguous()) {
+      add_contiguous(rows);
+    } else {
+      for (const RowRun& run : rows)
+        add_page_by_page(run);
+    }
+  }
+
+ private:
+  /// Row runs are as long as they can be, and so are these.
+  void add_contiguous(std::span<const RowRun> rows) {
+    const std::int64_t from = route_.source.base;
+    const std::int64_t to = route_.destination.base;
+    const std::int64_t bytes = route_.bytes;
+    for (const RowRun& run : rows) {
+      runs_.push_back(
+          {from + run.source_row * bytes, to + run.destination_row * bytes, run.length * bytes});
+    }
+  }
+
+  void add_page_by_page(RowRun run) {
+    while (run.length > 0) {
+      const std::int64_t here = std::min({run.length, route_.source.rows_left(run.source_row),
+                                          route_.destination.rows_left(run.destination_row)});
+      join(route_.source.address(run.source_row), route_.destination.address(run.destination_row),
+           here * route_.bytes);
+      run = {run.source_row + here, run.destination_row + here, run.length - here};
+    }
+  }
+
+  void add_row_by_row(const RowRun& run) {
+    for (std::int64_t i = 0; i < run.length; ++i) {
+      join(route_.source.address(run.source_row + i),
+           route_.destination.address(run.destination_row + i), route_.bytes);
+    }
+  }
+
+  void join(std::int64_t source, std::int64_t destination, std::int64_t bytes) {
     if (runs_.size() > first_) {
       Run& last = runs_.back();
       if (last.source + last.bytes == source && last.destination + last.bytes == destination) {
@@ -53,74 +133,41 @@ class RunBuilder {
     runs_.push_back({source, destination, bytes});
   }
 
- private:
   std::vector<Run>& runs_;
   std::size_t first_;
+  const PlaneRoute& route_;
 };
 
-void add_plane_runs(std::vector<Run>& runs, const std::vector<Piece>& pieces,
-                    const PlaneSide& source, const PlaneSide& destination,
-                    std::int64_t slice_bytes) {
-  RunBuilder builder(runs);  // a plane never continues another plane's run
-  const bool is_dense = source.row_stride == slice_bytes && destination.row_stride == slice_bytes;
-  for (const Piece& piece : pieces) {
-    std::int64_t from =
-        source.base + piece.source_page * source.page_stride + piece.source_row * source.row_stride;
-    std::int64_t to = destination.base + piece.destination_page * destination.page_stride +
-                      piece.destination_row * destination.row_stride;
-    if (is_dense) {
-      builder.add(from, to, piece.length * slice_bytes);
-      continue;
-    }
-    for (std::int64_t i = 0; i < piece.length; ++i) {
-      builder.add(from, to, slice_bytes);
-      from += source.row_stride;
-      to += destination.row_stride;
-    }
-  }
-}
+/// The writes of all segments. With a region address the source rows of each segment are packed
+/// there, plane after plane.
+WriteList list_writes(const Relayout& relayout, std::size_t segment_count, const RowRunTable& rows,
+                      std::vector<PlaneRoute> routes, std::optional<std::int64_t> region_address) {
+  WriteList list;
+  list.segment_offsets.reserve(segment_count + 1);
+  list.segment_offsets.push_back(0);
+  std::size_t run_count = 0;
+  for (std::size_t i = 0; i < segment_count * relayout.groups().size(); ++i)
+    run_count += rows.at(i).size() * relayout.groups()[i % relayout.groups().size()].planes.size();
+  list.runs.reserve(run_count);
 
-std::vector<Piece> packed_pieces(const PlaneGroup& group, const Segment& segment,
-                                 const PageTable& destination) {
-  const std::int64_t first = group.pattern.rows_before(segment.begin);
-  const std::int64_t last = group.pattern.rows_before(segment.end);
-  const PageRows to(destination, group.destination_page_rows);
-  std::vector<Piece> pieces;
-  pieces.reserve(static_cast<std::size_t>((last - first) / group.destination_page_rows + 2));
-  for_each_destination_stretch(group.pattern, first, last, [&](const Stretch& stretch) {
-    std::int64_t row = stretch.row - first;
-    to.for_each_run(stretch.destination_index, stretch.length, [&](const PageRun& run) {
-      pieces.push_back({0, row, run.page, run.row, run.length});
-      row += run.length;
-    });
-  });
-  return pieces;
-}
-
-std::vector<Piece> direct_pieces(const PlaneGroup& group, const Segment& segment,
-                                 const PageTable& source, const PageTable& destination) {
-  const std::int64_t first = group.pattern.rows_before(segment.begin);
-  const std::int64_t last = group.pattern.rows_before(segment.end);
-  const PageRows from(source, group.source_page_rows);
-  const PageRows to(destination, group.destination_page_rows);
-  std::vector<Piece> pieces;
-  const auto add_pieces = [&](const Stretch& stretch) {
-    std::int64_t source_index = stretch.source_index;
-    to.for_each_run(stretch.destination_index, stretch.length, [&](const PageRun& target) {
-      std::int64_t row = target.row;
-      from.for_each_run(source_index, target.length, [&](const PageRun& origin) {
-        pieces.push_back({origin.page, origin.row, target.page, row, origin.length});
-        row += origin.length;
-      });
-      source_index += target.length;
-    });
-  };
-  if (group.pattern.is_source_dense() && group.pattern.is_destination_dense()) {
-    if (first < last) add_pieces({first, first, first, last - first});
-  } else {
-    for_each_stretch(group.pattern, first, last, add_pieces);
+  std::size_t index = 0;
+  for (std::size_t segment = 0; segment < segment_count; ++segment) {
+    std::int64_t packed_address = region_address.value_or(0);
+    auto route = routes.begin();
+    for (const PlaneGroup& group : relayout.groups()) {
+      const std::span<const RowRun> group_rows = rows.at(index++);
+      std::int64_t row_count = 0;
+      for (const RowRun& run : group_rows)
+        row_count += run.length;
+      for (std::size_t plane = 0; plane < group.planes.size(); ++plane, ++route) {
+        if (region_address) route->source.base = packed_address;
+        packed_address += row_count * route->bytes;
+        PlaneWriter(list.runs, *route).add(group_rows);
+      }
+    }
+    list.segment_offsets.push_back(static_cast<std::int64_t>(list.runs.size()));
   }
-  return pieces;
+  return list;
 }
 
 }  // namespace
@@ -136,52 +183,23 @@ WriteList packed_writes(const Relayout& relayout, std::span<const Segment> segme
                         std::int64_t region_address, const PageTable& destination) {
   detail::require(region_address >= 0, "expected region_address >= 0, got ", region_address);
   detail::require_memory(destination, "destination");
-  WriteList list;
-  list.segment_offsets.reserve(segments.size() + 1);
-  list.segment_offsets.push_back(0);
-  for (const Segment& segment : segments) {
+  for (const Segment& segment : segments)
     detail::require_destination_rows(relayout, destination, segment.begin, segment.end);
-    std::int64_t plane_address = region_address;
-    for (const PlaneGroup& group : relayout.groups()) {
-      const auto pieces = packed_pieces(group, segment, destination);
-      const std::int64_t rows =
-          group.pattern.rows_before(segment.end) - group.pattern.rows_before(segment.begin);
-      list.runs.reserve(list.runs.size() + pieces.size() * group.planes.size());
-      for (const PlanePair& pair : group.planes) {
-        add_plane_runs(
-            list.runs, pieces, {plane_address, 0, pair.bytes},
-            plane_side(destination, pair.destination_plane, pair.destination_offset_bytes),
-            pair.bytes);
-        plane_address += rows * pair.bytes;
-      }
-    }
-    list.segment_offsets.push_back(static_cast<std::int64_t>(list.runs.size()));
-  }
-  return list;
+  return list_writes(relayout, segments.size(), packed_row_runs(relayout, segments, destination),
+                     plane_routes(relayout, nullptr, destination), region_address);
 }
 
 WriteList direct_writes(const Relayout& relayout, std::span<const Segment> segments,
                         const PageTable& source, const PageTable& destination) {
   detail::require_memory(source, "source");
   detail::require_memory(destination, "destination");
-  WriteList list;
-  list.segment_offsets.reserve(segments.size() + 1);
-  list.segment_offsets.push_back(0);
   for (const Segment& segment : segments) {
     detail::require_source_rows(relayout, source, segment.begin, segment.end);
     detail::require_destination_rows(relayout, destination, segment.begin, segment.end);
-    for (const PlaneGroup& group : relayout.groups()) {
-      const auto pieces = direct_pieces(group, segment, source, destination);
-      for (const PlanePair& pair : group.planes) {
-        add_plane_runs(
-            list.runs, pieces, plane_side(source, pair.source_plane, pair.source_offset_bytes),
-            plane_side(destination, pair.destination_plane, pair.destination_offset_bytes),
-            pair.bytes);
-      }
-    }
-    list.segment_offsets.push_back(static_cast<std::int64_t>(list.runs.size()));
   }
-  return list;
+  return list_writes(relayout, segments.size(),
+                     direct_row_runs(relayout, segments, source, destination),
+                     plane_routes(relayout, &source, destination), std::nullopt);
 }
 
 WriteList landing_write(const Relayout& relayout, const Segment& segment,
