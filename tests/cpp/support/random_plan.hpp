@@ -2,15 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Seeded random transfers between two small engines, and the memory of their pools. The same seed
-// gives the same transfer on every platform.
+// Seeded random transfers between two small engines. The same seed gives the same transfer on every
+// platform.
 
 #include "support/oracle.hpp"
 
 #include <kvxfer/page_table.hpp>
 #include <kvxfer/relayout.hpp>
 
-#include <cstddef>
 #include <initializer_list>
 #include <memory>
 #include <numeric>
@@ -61,6 +60,7 @@ struct Side {
   std::int64_t interleave;
   std::int64_t page_size;
   std::int64_t head_ranks;
+  bool has_gaps;  ///< between rows
 };
 
 /// What both sides agree on about a plane.
@@ -77,7 +77,7 @@ inline Side random_side(Random& random, std::int64_t head_ranks) {
   const std::int64_t ranks = head_ranks > 2 ? random.between(1, head_ranks > 4 ? 1 : 2)
                                             : random.any_of({1, 1, 2, 3, 4, 6});
   const std::int64_t interleave = random.any_of({1, 1, 2, 3, 4});
-  return {ranks, interleave, interleave * random.between(1, 3), head_ranks};
+  return {ranks, interleave, interleave * random.between(1, 3), head_ranks, random.once_in(3)};
 }
 
 inline std::vector<PlaneShape> random_shapes(Random& random, std::int64_t layers, bool has_heads,
@@ -101,19 +101,20 @@ inline std::vector<PlaneShape> random_shapes(Random& random, std::int64_t layers
 
 /// Strides of one side: dense, or with gaps, or index keys and scales in one page stride.
 inline Plane random_plane(Random& random, const PlaneShape& shape, std::int64_t head_count,
-                          bool is_replicated) {
+                          bool has_gaps) {
   Plane plane;
   plane.layer = shape.layer;
   plane.kind = shape.kind;
   plane.row_bytes = shape.token_bytes * (shape.has_heads ? head_count : 1);
   plane.head_bytes = shape.has_heads ? shape.token_bytes : 0;
-  plane.is_replicated = is_replicated;
-  if (random.once_in(3)) plane.row_stride_bytes = plane.row_bytes + random.between(1, 5);
+  if (has_gaps && random.once_in(2))
+    plane.row_stride_bytes = plane.row_bytes + random.between(1, 5);
   return plane;
 }
 
 inline void add_page_gaps(Random& random, oracle::Pool& pool) {
   Plane* keys = nullptr;
+  const bool has_gaps = random.once_in(3);
   for (Plane& plane : pool.spec.planes) {
     const std::int64_t rows_bytes = oracle::page_rows(pool, plane) * oracle::row_stride(plane);
     if (plane.kind == PlaneKind::kIndexKey) {
@@ -123,7 +124,7 @@ inline void add_page_gaps(Random& random, oracle::Pool& pool) {
       plane.page_offset_bytes = keys->page_stride_bytes;
       keys->page_stride_bytes += rows_bytes + random.between(0, 3);
       plane.page_stride_bytes = keys->page_stride_bytes;
-    } else if (random.once_in(3)) {
+    } else if (has_gaps && random.once_in(2)) {
       plane.page_offset_bytes = random.between(0, 9);
       plane.page_stride_bytes = plane.page_offset_bytes + rows_bytes + random.between(0, 9);
     }
@@ -149,9 +150,9 @@ inline void add_pools(Random& random, std::vector<oracle::Pool>& pools, const Si
   std::vector<Plane> planes;
   const std::int64_t head_count = std::max<std::int64_t>(1, total_heads / side.head_ranks);
   for (const PlaneShape& shape : shapes) {
-    const bool is_replicated =
+    planes.push_back(random_plane(random, shape, head_count, side.has_gaps));
+    planes.back().is_replicated =
         is_source ? shape.is_replicated_at_source : shape.is_replicated_at_destination;
-    planes.push_back(random_plane(random, shape, head_count, is_replicated));
   }
   for (std::int64_t rank = 0; rank < side.ranks; ++rank) {
     for (std::int64_t head_rank = 0; head_rank < side.head_ranks; ++head_rank) {
@@ -189,7 +190,8 @@ inline RandomPlan random_plan(std::uint64_t seed) {
     const bool at_source = source.ranks > 1 && (destination.ranks > 1 || random.once_in(2));
     shapes.push_back({layers, PlaneKind::kValue, 3, source.head_ranks > 1, at_source, true});
   }
-  if (random.once_in(8)) shapes.back().is_replicated_at_source = true;
+  if (random.once_in(5))
+    shapes[static_cast<std::size_t>(random.between(0, layers - 1))].is_replicated_at_source = true;
 
   RandomPlan plan;
   const std::int64_t stage_end = random.once_in(3) ? random.between(1, layers) : layers + 1;
@@ -201,7 +203,9 @@ inline RandomPlan random_plan(std::uint64_t seed) {
     }
     if (!stage.empty()) detail::add_pools(random, plan.sources, source, stage, total_heads, true);
   }
-  if (random.once_in(4))  // only the destination has this layer
+  if (random.once_in(5))  // the destination lacks a layer
+    std::erase_if(shapes, [](const detail::PlaneShape& shape) { return shape.layer == 0; });
+  if (random.once_in(4))  // or has one of its own
     shapes.push_back({layers + 1, PlaneKind::kLatent, 2, false, false, random.once_in(2)});
   detail::add_pools(random, plan.destinations, destination, shapes, total_heads, false);
 
@@ -222,57 +226,6 @@ inline RandomPlan random_plan(std::uint64_t seed) {
   }
   return plan;
 }
-
-// --- memory ------------------------------------------------------------------------------------
-
-/// Memory of one pool: its planes behind each other with guard bytes between them. Index keys and
-/// scales of one layer share a page stride, so they share an array.
-class PoolMemory {
- public:
-  static constexpr std::int64_t kGuardBytes = 8;
-
-  /// Allocates the pool's planes, fills all bytes with `fill` and sets the pool's addresses.
-  PoolMemory(oracle::Pool& pool, std::byte fill) {
-    std::vector<std::int64_t> offsets;
-    std::int64_t size = kGuardBytes;
-    for (std::size_t i = 0; i < pool.spec.planes.size(); ++i) {
-      const Plane& plane = pool.spec.planes[i];
-      offsets.push_back(size);
-      if (plane.kind == PlaneKind::kIndexScale) continue;
-      size += pool.spec.page_count * oracle::page_stride(pool, plane) + kGuardBytes;
-    }
-    bytes_.assign(static_cast<std::size_t>(size), fill);
-    pool.plane_addresses.clear();
-    for (std::size_t i = 0; i < offsets.size(); ++i) {
-      const Plane& plane = pool.spec.planes[i];
-      std::size_t array = i;
-      for (std::size_t j = 0; j < offsets.size(); ++j) {
-        const Plane& other = pool.spec.planes[j];
-        if (plane.kind == PlaneKind::kIndexScale && other.kind == PlaneKind::kIndexKey &&
-            other.layer == plane.layer)
-          array = j;
-      }
-      pool.plane_addresses.push_back(reinterpret_cast<std::int64_t>(bytes_.data()) +
-                                     offsets[array]);
-    }
-  }
-
-  PoolMemory(PoolMemory&&) = default;
-  PoolMemory& operator=(PoolMemory&&) = default;
-  PoolMemory(const PoolMemory&) = delete;  // the pool's addresses would stay with the original
-  PoolMemory& operator=(const PoolMemory&) = delete;
-  ~PoolMemory() = default;
-
-  void fill_with(Random& random) {
-    for (std::byte& byte : bytes_)
-      byte = static_cast<std::byte>(random.between(0, 255));
-  }
-
-  [[nodiscard]] const std::vector<std::byte>& bytes() const { return bytes_; }
-
- private:
-  std::vector<std::byte> bytes_;
-};
 
 // --- the same things as the core's values ------------------------------------------------------
 
