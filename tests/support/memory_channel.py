@@ -3,6 +3,7 @@
 """A control channel between managers of one process, which a test can stall, cut and listen to."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -11,7 +12,8 @@ class ControlHub:
     """All channels that can reach each other.
 
     ``stalled`` addresses take nothing: their queue counts as full. What is sent to a ``cut``
-    address is lost on the way. ``log`` holds (address, message) of everything that was taken.
+    address is lost on the way. ``rewrite`` may change a message on the way. ``log`` holds
+    (address, message) of everything that was taken.
     """
 
     queues: dict[str, deque[bytes]] = field(default_factory=dict)
@@ -19,6 +21,7 @@ class ControlHub:
     cut: set[str] = field(default_factory=set)
     log: list[tuple[str, bytes]] = field(default_factory=list)
     limit_count: int = 10_000
+    rewrite: Callable[[bytes], bytes] = lambda message: message
 
     def create(self, address: str) -> "MemoryChannel":
         """Open a channel; what was queued for an earlier one of the address is gone."""
@@ -42,7 +45,7 @@ class MemoryChannel:
             return False
         hub.log.append((address, message))
         if queue is not None and address not in hub.cut:
-            queue.append(message)
+            queue.append(hub.rewrite(message))
         return True
 
     def receive(self) -> list[bytes]:

@@ -40,7 +40,10 @@ class Destination:
         self.landing = Landing(terms.mode, terms.region_bytes)
         own_terms = relayout_terms(self.relayout, terms.prefix, terms.end, self.landing)
         if differences := own_terms.differences(terms):
-            raise InvalidArgumentError("terms differ: " + "; ".join(differences))
+            raise InvalidArgumentError(
+                f"terms for positions [{terms.prefix}, {terms.end}) differ: "
+                + "; ".join(differences)
+            )
         self.prefix, self.end, self.owed_bytes = terms.prefix, terms.end, terms.owed_bytes
         self.digest = own_terms.digest()
         self.table = self._checked_table(request)

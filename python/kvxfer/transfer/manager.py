@@ -72,7 +72,7 @@ class TransferManager:
         self._lock = threading.RLock()
         self._spans: list[MemorySpan] = []
         self._hello_parts: tuple[bytes, list[tuple[int, int]]] | None = None
-        self._generation_count = 0
+        self._generation_count = secrets.randbits(62)
         self._next_sweep = 0.0
         self._next_drain_ask = 0.0
         identity = Identity(transport.agent_name, channel.address, secrets.randbits(62))
