@@ -181,10 +181,15 @@ std::int64_t WriteList::bytes() const noexcept {
 
 WriteList packed_writes(const Relayout& relayout, std::span<const Segment> segments,
                         std::int64_t region_address, const PageTable& destination) {
-  detail::require(region_address >= 0, "expected region_address >= 0, got ", region_address);
   detail::require_memory(destination, "destination");
-  for (const Segment& segment : segments)
+  std::int64_t room = std::numeric_limits<std::int64_t>::max();
+  for (const Segment& segment : segments) {
     detail::require_destination_rows(relayout, destination, segment.begin, segment.end);
+    room = std::min(room, std::numeric_limits<std::int64_t>::max() -
+                              relayout.segment_bytes(segment.begin, segment.end));
+  }
+  detail::require(region_address >= 0 && region_address <= room, "expected region_address in [0, ",
+                  room, "], got ", region_address);
   return list_writes(relayout, segments.size(), packed_row_runs(relayout, segments, destination),
                      plane_routes(relayout, nullptr, destination), region_address);
 }
