@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvxfer import transports
 from kvxfer.transports.protocol import Transport, WriteHandle, WriteState
+from support import library_environment, mooncake_pool
 from support.scripted_transport import ScriptedWire
 
 POISON = 0xA5
@@ -46,10 +47,22 @@ def _scripted() -> Maker:
     return lambda name: transports.create("support.scripted_transport", name, wire=wire)
 
 
+def _nixl() -> Maker:
+    library_environment.apply(library_environment.NIXL)
+    return lambda name: transports.create("nixl", name)
+
+
+def _mooncake() -> Maker:
+    library_environment.apply(library_environment.MOONCAKE)
+    return mooncake_pool.make_agent
+
+
 CASES: dict[str, TransportCase] = {
     "scripted": TransportCase(_scripted),
     "loopback-process_vm": TransportCase(lambda: _loopback("process_vm")),
     "loopback-memfd": TransportCase(lambda: _loopback("memfd")),
+    "nixl": TransportCase(_nixl, "nixl_cu13"),
+    "mooncake": TransportCase(_mooncake, "mooncake"),
 }
 
 

@@ -32,7 +32,7 @@ from kvxfer.transports._library.write_cost import chosen_write_cost
 from kvxfer.transports._nixl.agent import NixlAgent, NixlFault, NixlLibrary
 from kvxfer.transports._nixl.link import NixlLink
 from kvxfer.transports._nixl.payload import NixlPayload, agent_name_of, nixl_name
-from kvxfer.transports.protocol import Description
+from kvxfer.transports.protocol import Description, check_agent_name
 
 NAME = "nixl"
 
@@ -122,6 +122,7 @@ def create(
     UnsupportedError
         If NIXL is not installed, is older than 1.5, or cannot make the UCX backend.
     """
+    check_agent_name(agent_name)
     library = _load_library()
     options = {"ucx_error_handling_mode": "peer", **(backend_options or {})}
 

@@ -61,6 +61,7 @@ class LibraryTransport(ABC):
         self._peer_gates: dict[str, threading.Lock] = {}
         self._receiving = threading.Lock()
         self._lock = threading.RLock()
+        self._is_destroyed = False
 
     # --- what the library does ------------------------------------------------------------------
 
@@ -192,6 +193,9 @@ class LibraryTransport(ABC):
         """
         self._gate.shut(_CLOSE_TIMEOUT_S)
         with self._lock:
+            if self._is_destroyed:
+                return
+            self._is_destroyed = True
             self._destroy([*self._links.values(), *self._retired])
             self._links.clear()
             self._retired.clear()

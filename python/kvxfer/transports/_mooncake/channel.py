@@ -80,5 +80,7 @@ class Channel:
 
     def close(self) -> None:
         """End the connection."""
+        # A socket that is closed with unread bytes takes back what it has sent.
+        self.pump()
         self.error = self.error or "closed by this agent"
         self._frames.close()

@@ -53,12 +53,12 @@ class Mailbox:
 
     def receive(self) -> list[tuple[str, bytes]]:
         """Return (sender's agent name, notification) of what has arrived, without waiting."""
+        ready = {key.fd for key, _ in self._selector.select(0)}
+        if self._listener.fileno() in ready:
+            ready |= self._accept()
         heard: list[tuple[str, bytes]] = []
-        for key, _ in self._selector.select(0):
-            if key.fileobj is self._listener:
-                self._accept()
-            else:
-                heard += self._serve(self._writers[key.fd])
+        for fd in ready & self._writers.keys():
+            heard += self._serve(self._writers[fd])
         return heard
 
     def close(self) -> None:
@@ -68,15 +68,18 @@ class Mailbox:
         self._selector.close()
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> set[int]:
+        accepted_fds: set[int] = set()
         while len(self._writers) < _MAX_WRITERS:
             try:
                 accepted, _ = self._listener.accept()
             except OSError:
-                return
+                break
             frames = FrameSocket(accepted)
             self._writers[frames.fileno()] = _Writer(frames)
             self._selector.register(frames.fileno(), selectors.EVENT_READ)
+            accepted_fds.add(frames.fileno())
+        return accepted_fds
 
     def _serve(self, writer: _Writer) -> list[tuple[str, bytes]]:
         heard: list[tuple[str, bytes]] = []

@@ -94,10 +94,11 @@ class NixlAgent:
             backends=[],
             sync_mode=library.api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
         )
+        set_up_errors: tuple[type[Exception], ...] = (*self._errors, RuntimeError, TypeError)
         try:
             self._agent: Any = library.api.nixl_agent(name, config)
             self._agent.create_backend("UCX", dict(backend_options))
-        except (*self._errors, RuntimeError, TypeError) as error:
+        except set_up_errors as error:
             raise UnsupportedError(
                 f"NIXL cannot make a UCX backend with {dict(backend_options)}: {_text(error)}"
             ) from error

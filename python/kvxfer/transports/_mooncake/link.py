@@ -1,0 +1,257 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""One generation of a peer over Mooncake, and the posts to it.
+
+Above some 2,060 outstanding writes to a peer Mooncake fails them, and the peer can stay unusable:
+at most ``max_outstanding_writes`` are submitted, over all posts and threads, and each poll submits
+as many as have ended.
+
+When one write fails, the others that were submitted go on, for minutes where the peer is frozen
+(each of Mooncake's four connections gives up one write per 30 s). The post is LOST until each of
+them has ended. Even then bytes may lie in the peer's kernel, and its engine writes them to their
+places when the process goes on; so the peer has to show that it runs, and is given ``settle_s`` on
+top. A peer whose end is certain writes nothing any more.
+"""
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import TransferError
+from kvxfer.transports._library.ledger import Ledger, Post
+from kvxfer.transports._library.link import Link
+from kvxfer.transports._mooncake import engine as library
+from kvxfer.transports._mooncake.channel import Channel
+from kvxfer.transports._mooncake.engine import MooncakeEngine
+from kvxfer.transports.protocol import Description, WriteState
+
+# A message stays in our memory only while the peer's kernel takes no more: 1 MiB is a frozen peer.
+_MAX_PENDING_BYTES = 1 << 20
+# Writes end nearly in order; four connections work on them at a time.
+_LOOK_AHEAD = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one agent asks of its peers.
+
+    Attributes
+    ----------
+    max_outstanding_writes : int
+        Writes to one peer that have been submitted and have not ended.
+    settle_s : float
+        How long a peer that runs is given to write what has reached its kernel.
+    """
+
+    max_outstanding_writes: int
+    settle_s: float
+
+
+class MooncakePost(Post):
+    """A post, and how far its writes have come.
+
+    Attributes
+    ----------
+    next_write : int
+        Index of the first write that has not been submitted.
+    outstanding_count : int
+        Writes that have been submitted and have not ended.
+    is_unsure : bool
+        Whether a write has failed, of which bytes may be on their way.
+    ping : int
+        Number of the Ping that was sent after the last write had ended, 0 before that.
+    quiet_at_s : float or None
+        When the peer will have written everything it got; monotonic time.
+    """
+
+    __slots__ = (
+        "fault",
+        "is_unsure",
+        "next_write",
+        "outstanding_count",
+        "ping",
+        "quiet_at_s",
+        "writes",
+    )
+
+    def __init__(self, link: Link, writes: NDArray[np.int64], notification: bytes) -> None:
+        super().__init__(link, writes, notification)
+        self.writes = writes
+        self.next_write = 0
+        self.outstanding_count = 0
+        self.fault: str | None = None
+        self.is_unsure = False
+        self.ping = 0
+        self.quiet_at_s: float | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has writes that are still to be submitted."""
+        return self.fault is None and self.next_write < self.write_count
+
+
+class MooncakeLink(Link):
+    """One generation of a peer. A thread that wants to move it while another does goes on."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        description: Description,
+        engine: MooncakeEngine,
+        session: str,
+        channel: Channel,
+        limits: Limits,
+    ) -> None:
+        super().__init__(ledger, description)
+        self._engine = engine
+        self._session = session
+        self._channel = channel
+        self._limits = limits
+        self._posts: deque[MooncakePost] = deque()
+        self._outstanding: deque[tuple[int, MooncakePost]] = deque()
+        self._moving = threading.Lock()
+
+    @property
+    def running_count(self) -> int:
+        """Posts that have not ended."""
+        return len(self._posts)
+
+    def refresh(self, description: Description) -> None:
+        """Take newer regions. Mooncake's targets check every write themselves."""
+        self.regions = description.regions
+
+    def start(self, writes: NDArray[np.int64], notification: bytes) -> Post:
+        """Queue a post and submit what the limit allows."""
+        post = MooncakePost(self, writes, notification)
+        with self._moving:
+            if self.is_retired:
+                raise TransferError("peer_unknown", self.name, None, "the peer was removed")
+            self._watch_peer()
+            if self.error is not None:
+                raise TransferError("peer_dead", self.name, None, self.error)
+            if self._channel.pending_bytes > _MAX_PENDING_BYTES:
+                raise TransferError(
+                    "limit",
+                    self.name,
+                    None,
+                    f"{self._channel.pending_bytes} bytes of notifications wait for a peer that "
+                    f"does not take them, expected at most {_MAX_PENDING_BYTES}",
+                )
+            self._posts.append(post)
+            self._submit()
+        return post
+
+    def advance(self, post: Post | None = None) -> None:
+        """Move every post of the peer."""
+        if not self._posts or not self._moving.acquire(blocking=False):
+            return
+        try:
+            self._watch_peer()
+            self._collect()
+            self._submit()
+            self._finish()
+        finally:
+            self._moving.release()
+
+    def retire(self) -> None:
+        """Submit nothing more; posts with outstanding writes are LOST until those have ended."""
+        with self._moving:
+            self.is_retired = True
+            self._watch_peer()
+            self._collect()
+            for post in self._posts:
+                self._fail(post, "was removed")
+            self._finish()
+
+    def abandon(self) -> None:
+        """Let go of every post, because the agent ends with all that runs."""
+        self._posts.clear()
+        self._outstanding.clear()
+        self._channel.close()
+
+    def dispose(self) -> None:
+        """End the connection to the peer's mailbox."""
+        self._channel.close()
+
+    # --- with the lock --------------------------------------------------------------------------
+
+    def _watch_peer(self) -> None:
+        self._channel.pump()
+        if self._channel.error is not None and self.error is None:
+            self.error = f"the connection has ended: {self._channel.error}"
+        if self.error is not None:
+            for post in self._posts:
+                if post.is_waiting:
+                    self._fail(post, self.error)
+
+    def _collect(self) -> None:
+        """Ask the oldest outstanding writes how they stand."""
+        running: list[tuple[int, MooncakePost]] = []
+        while self._outstanding and len(running) < _LOOK_AHEAD:
+            write_id, post = self._outstanding.popleft()
+            status = self._engine.status(write_id)
+            if status in (library.RUNNING, library.TIMED_OUT):
+                running.append((write_id, post))
+            else:
+                post.outstanding_count -= 1
+            if status not in (library.RUNNING, library.DONE):
+                post.is_unsure = True
+                self._fail(post, f"failed a write: Mooncake's code {status}")
+        self._outstanding.extendleft(reversed(running))
+
+    def _submit(self) -> None:
+        for post in self._posts:
+            while post.is_waiting:
+                if len(self._outstanding) >= self._limits.max_outstanding_writes:
+                    return
+                write_id = self._engine.submit(
+                    self._session, *post.writes[post.next_write].tolist()
+                )
+                post.next_write += 1
+                if write_id:
+                    post.outstanding_count += 1
+                    self._outstanding.append((write_id, post))
+                else:
+                    post.is_unsure = True
+                    self._fail(post, "was not sent a write: Mooncake gave no id")
+
+    def _finish(self) -> None:
+        for post in list(self._posts):
+            if post.outstanding_count or post.is_waiting:
+                continue
+            if post.fault is None:
+                self._deliver(post)
+            if self._is_quiet(post):
+                state = WriteState.DONE if post.fault is None else WriteState.FAILED
+                self.ledger.settle(post, state, post.fault)
+                self._posts.remove(post)
+
+    def _deliver(self, post: MooncakePost) -> None:
+        """Send the notification of a post whose bytes are all in place."""
+        if self.error is not None:
+            self._fail(post, self.error)
+            return
+        if post.notification:
+            self._channel.notify(post.notification)
+            post.notification = b""
+
+    def _is_quiet(self, post: MooncakePost) -> bool:
+        """Say whether the peer writes nothing of a post any more, once all its writes ended."""
+        if not post.is_unsure or self._channel.is_peer_gone:
+            return True
+        if not post.ping:
+            post.ping = self._channel.ping()
+        if post.quiet_at_s is None and self._channel.last_pong >= post.ping:
+            post.quiet_at_s = time.monotonic() + self._limits.settle_s
+        return post.quiet_at_s is not None and time.monotonic() >= post.quiet_at_s
+
+    def _fail(self, post: MooncakePost, reason: str) -> None:
+        """Keep the first reason. The post is LOST unless nothing of it can land any more."""
+        post.fault = post.fault or f"peer {self.name!r} {reason}"
+        is_open = post.outstanding_count or post.is_unsure
+        if is_open and not self._channel.is_peer_gone:
+            self.ledger.settle(post, WriteState.LOST, post.fault)
