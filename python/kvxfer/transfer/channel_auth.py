@@ -26,6 +26,7 @@ _MAC_BYTES = 32
 _TAG_BYTES = 8
 _NUMBER = struct.Struct("<Q")
 _MIN_SECRET_BYTES = 16
+_MAX_HANDSHAKES = 4
 
 # First byte of every frame.
 _PLAIN = b"P"  # message without a secret
@@ -124,14 +125,30 @@ class Dialer:
 
 
 class _Session:
-    """What a listener knows of one connection. A new handshake counts once it has been used."""
+    """What a listener knows of one connection.
+
+    Handshakes that no message has used yet stand beside the session in use, a few at most, so that
+    a hello from someone else neither ends nor prevents it.
+    """
 
     def __init__(self) -> None:
-        self.key = b""
         self.tag = b""
         self.number = 0
-        self.next_key = b""
-        self.next_tag = b""
+        self.keys: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def offer(self, tag: bytes, key: bytes) -> None:
+        """Add a handshake."""
+        self.keys[tag] = key
+        while len(self.keys) > _MAX_HANDSHAKES:
+            oldest = next(other for other in self.keys if other != self.tag)
+            del self.keys[oldest]
+
+    def use(self, tag: bytes, number: int) -> None:
+        """Note that a message of a handshake was authentic."""
+        if tag != self.tag:
+            self.keys.pop(self.tag, None)
+            self.tag = tag
+        self.number = number
 
 
 class Listener:
@@ -179,8 +196,7 @@ class Listener:
         if len(self._sessions) > self._limit_count:
             self._sessions.popitem(last=False)
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        session.next_key = _session_key(secret, dialer_nonce, nonce)
-        session.next_tag = nonce[:_TAG_BYTES]
+        session.offer(nonce[:_TAG_BYTES], _session_key(secret, dialer_nonce, nonce))
         return _CHALLENGE + nonce + _proof(secret, dialer_nonce, nonce)
 
     def _open(self, connection: bytes, body: bytes) -> tuple[bytes | None, bytes | None]:
@@ -188,23 +204,19 @@ class Listener:
         message_at = mac_at + _MAC_BYTES
         tag, number, mac = body[:number_at], body[number_at:mac_at], body[mac_at:message_at]
         message = body[message_at:]
-        session = self._sessions.get(connection)
         if len(mac) != _MAC_BYTES:
             self.refused_count += 1
             return None, None
-        if session is None or tag not in (session.tag, session.next_tag):
+        session = self._sessions.get(connection)
+        key = session.keys.get(tag) if session is not None else None
+        if session is None or key is None:
             self.refused_count += 1
             return _RENEW + tag, None
-        is_next = tag == session.next_tag
-        key = session.next_key if is_next else session.key
-        last = 0 if is_next else session.number
+        last = session.number if tag == session.tag else 0
         value = _NUMBER.unpack(number)[0]
         if value <= last or not hmac.compare_digest(mac, _mac(key, tag, number, message)):
             self.refused_count += 1
             return None, None
-        if is_next:
-            session.key, session.tag = key, tag
-            session.next_key = session.next_tag = b""
-        session.number = value
+        session.use(tag, value)
         self._sessions.move_to_end(connection)
         return None, message
