@@ -1,0 +1,360 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Landing regions: who gets one, when it comes back, and what a wrong completion does."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvxfer import InvalidArgumentError, Sharding
+from kvxfer.transfer import RoomState, TransferOptions
+from kvxfer.transfer.completion import Completion
+from kvxfer.transfer.landing import LandingPool, Region, RegionHolder
+from support.transfer_world import Transfer, World
+
+
+def pool_of(count: int, depth: int = 2) -> tuple[LandingPool, list[Region]]:
+    regions = [Region(index, 4096 * (index + 1), 64, None) for index in range(count)]
+    return LandingPool(regions, depth), regions
+
+
+def holder(log: list[tuple[str, list[int]]], name: str) -> RegionHolder:
+    return RegionHolder(lambda regions: log.append((name, [r.index for r in regions])))
+
+
+def test_at_most_half_of_the_regions_are_granted_ahead_of_need() -> None:
+    pool, _ = pool_of(4)
+    log: list[tuple[str, list[int]]] = []
+    one, two, three = (holder(log, name) for name in "abc")
+    assert [r.index for r in pool.reserve(one)] == [0, 1]
+    assert pool.reserve(two) == []
+    pool.want(two)
+    assert log == [("b", [2])]
+    assert pool.reserve(three) == []
+    pool.want(three)
+    assert log == [("b", [2]), ("c", [3])]
+    assert (pool.held_count, pool.waiting_count) == (4, 0)
+
+
+def test_a_single_region_serves_whoever_has_a_segment_ready() -> None:
+    pool, (region,) = pool_of(1)
+    log: list[tuple[str, list[int]]] = []
+    one, two = holder(log, "a"), holder(log, "b")
+    assert pool.reserve(one) == pool.reserve(two) == []
+    pool.want(two)
+    pool.want(one)
+    assert log == [("b", [0])]
+    pool.landed(region)
+    pool.release(two, region)
+    assert log == [("b", [0]), ("a", [0])]
+    assert region.generation == 2
+
+
+def test_sources_with_a_segment_ready_are_served_in_order_of_asking() -> None:
+    pool, regions = pool_of(2)
+    log: list[tuple[str, list[int]]] = []
+    first, *others = (holder(log, name) for name in "abcd")
+    pool.want(first)
+    pool.want(first)
+    for other in others:
+        pool.want(other)
+    assert log == [("a", [0]), ("b", [1])]
+    for region, owner in zip(regions, (first, others[0]), strict=True):
+        pool.landed(region)
+        pool.release(owner, region)
+    assert log[2:] == [("c", [0]), ("d", [1])]
+
+
+def test_a_holder_keeps_its_last_region_while_it_has_more_to_send() -> None:
+    pool, regions = pool_of(2)
+    log: list[tuple[str, list[int]]] = []
+    one, two = holder(log, "a"), holder(log, "b")
+    pool.want(one)
+    pool.landed(regions[0])
+    pool.want(one)
+    assert log == [("a", [0]), ("a", [1])]
+    pool.want(two)
+    pool.landed(regions[1])
+    pool.renew(one, regions[0], has_more=True)
+    assert log[2:] == [("b", [0])], "it holds another one"
+    pool.renew(one, regions[1], has_more=True)
+    assert log[3:] == [("a", [1])], "its last one"
+    assert regions[1].generation == 2
+
+
+def test_a_region_without_more_to_send_serves_those_that_wait() -> None:
+    pool, regions = pool_of(2)
+    log: list[tuple[str, list[int]]] = []
+    one, two, three = (holder(log, name) for name in "abc")
+    pool.want(one)
+    pool.want(two)
+    pool.want(three)
+    pool.landed(regions[0])
+    pool.renew(one, regions[0], has_more=False)
+    assert log == [("a", [0]), ("b", [1]), ("c", [0])]
+    with pytest.raises(InvalidArgumentError, match="landing region 0 is not held by this room"):
+        pool.release(one, regions[0])
+
+
+def test_everything_comes_back() -> None:
+    pool, regions = pool_of(6, depth=3)
+    log: list[tuple[str, list[int]]] = []
+    holders = [holder(log, name) for name in "abcdef"]
+    for one in holders:
+        pool.reserve(one)
+        pool.want(one)
+    for _ in range(3):
+        for one in holders:
+            for region in list(one.held.values()):
+                pool.landed(region)
+                pool.renew(one, region, has_more=len(log) % 2 == 0)
+    for one in holders:
+        pool.release_all(one)
+    assert (pool.held_count, pool.waiting_count, pool._idle_count) == (0, 0, 0)
+    assert all(not region.is_idle for region in regions)
+
+
+def test_rooms_without_rows_do_not_keep_regions_from_rooms_with_rows() -> None:
+    """Twelve rooms wait for their prefill; the last one's rows are there first."""
+    world = World(tick_s=0.001)
+    source = world.add("p0", page_count=64)
+    destination = world.add("d0", page_count=64, landing_region_count=4)
+    transfers = []
+    for room in range(1, 13):
+        transfer = Transfer(world, [source], [destination], 20, room=room, landing="landing")
+        transfer.destination_pages = [
+            replace(transfer.destination_pages[0], ids=list(range(5 * room - 5, 5 * room)))
+        ]
+        transfer.open()
+        transfers.append(transfer)
+    world.poll(5)
+    for transfer in reversed(transfers):
+        transfer.send(20, is_final=True)
+        world.finish(*transfer.rooms)
+        assert transfer.receivers[0].state is RoomState.SUCCESS
+    world.check_idle()
+
+
+def test_rooms_over_many_receivers_do_not_wait_for_each_other_in_a_ring() -> None:
+    """Every receiver has one region; two rooms of two sources want those of both receivers."""
+    world = World(tick_s=0.001)
+    sources = [world.add("p0"), world.add("q0")]
+    destinations = world.group("d", 2, landing_region_count=1, page_count=64)
+    transfers = []
+    for room, source in enumerate(sources, start=1):
+        transfer = Transfer(world, [source], destinations, 30, room=room, landing="landing")
+        transfer.destination_pages = [
+            replace(p, ids=[8 * room + i for i in range(len(p.ids))])
+            for p in transfer.destination_pages
+        ]
+        transfer.open()
+        transfers.append(transfer)
+        destinations.reverse()
+    world.poll(3)
+    for transfer in transfers:
+        transfer.send(30, is_final=True)
+    world.finish(*(room for transfer in transfers for room in transfer.rooms))
+    for transfer in transfers:
+        assert {room.state for room in transfer.rooms} == {RoomState.SUCCESS}
+    world.check_idle()
+
+
+def test_the_capacity_is_the_smaller_of_buffer_and_region() -> None:
+    world = World()
+    source = world.add("p0", pack_tokens=32)
+    small = world.add("d0", landing_region_bytes=12 * 16)
+    transfer = Transfer(world, [source], [small], 30, room=1, landing="landing")
+    transfer.run()
+    assert transfer.senders[0].capacity_tokens == 12
+    transfer.check_rows()
+    large = Transfer(world, [source], [world.add("d1")], 30, room=2, landing="in_place")
+    large.run()
+    assert large.senders[0].capacity_tokens is None
+
+
+def test_a_region_that_holds_no_segment_is_refused_with_both_sizes() -> None:
+    world = World()
+    transfer = Transfer(world, world.group("p", 2), [world.add("d0", landing_region_bytes=32)], 30)
+    transfer.open()
+    world.finish(*transfer.rooms)
+    for room in transfer.rooms:
+        assert room.state is RoomState.FAILED
+        assert "8 tokens has 64 bytes, but landing regions have 32" in str(room.error)
+
+
+def test_a_buffer_that_holds_no_segment_is_refused_on_both_sides() -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0", pack_buffer_bytes=40)], world.group("d", 2), 30)
+    transfer.open()
+    world.finish(*transfer.rooms)
+    for room in transfer.rooms:
+        assert room.error is not None
+        assert room.error.kind == "capacity"
+        assert "40" in str(room.error)
+
+
+@pytest.mark.parametrize(
+    ("write_cost_us", "mode"), [(0.0, "in_place"), (0.05, "in_place"), (7.0, "landing")]
+)
+def test_the_cost_of_a_write_decides_how_rows_land(write_cost_us: float, mode: str) -> None:
+    """37 tokens onto shuffled pages of 4: 10 runs a plane against one write and one unpack."""
+    world = World()
+    source = world.add("p0", write_cost_us=write_cost_us, pack_tokens=64)
+    transfer = Transfer(world, [source], world.group("d", 2), 61)
+    transfer.run()
+    transfer.check_rows()
+    assert transfer.receivers[0].result().modes == {"p0": mode}
+    assert transfer.senders[0].result().modes == {"d0": mode, "d1": mode}
+
+
+def test_rows_that_need_no_packing_stay_in_place_whatever_a_write_costs() -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0", write_cost_us=50.0)], [world.add("d0")], 61, room=1)
+    transfer.run()
+    assert transfer.receivers[0].result().modes == {"p0": "in_place"}
+    assert transfer.senders[0].result().metrics.segments == 1
+    told = Transfer(world, transfer.sources, transfer.destinations, 61, room=2, landing="landing")
+    told.run()
+    told.check_rows()
+    assert told.receivers[0].result().modes == {"p0": "landing"}
+
+
+def test_landing_takes_one_write_per_segment() -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0")], world.group("d", 2), 40, landing="landing")
+    transfer.run()
+    metrics = transfer.senders[0].result().metrics
+    assert (metrics.segments, metrics.writes, metrics.packed_writes) == (10, 10, 10)
+    assert metrics.row_writes == 40 * 2
+
+
+FORGERIES = {
+    "unknown region": ({"region": 7}, "names landing region 7 of generation"),
+    "old generation": ({"region_generation": 99}, "of generation 99, expected one"),
+    "no region": ({"region": -1}, "names landing region -1"),
+    "too few bytes": ({"size_bytes": 1}, "has 1 bytes, expected 64"),
+    "beyond the end": ({"end": 9}, r"is \[0, 9\), expected a part of \[0, 8\)"),
+    "digest": ({"digest": "f" * 16}, "digest ffffffffffffffff, expected"),
+    "not drained": ({"is_final": True}, "before the other writes were over"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_completion_that_does_not_fit_fails_the_room_by_name(name: str) -> None:
+    fields, message = FORGERIES[name]
+    world = World()
+    world.wire.holds_notifications = True
+    source, destination = world.add("p0"), world.add("d0", Sharding(2, 0))
+    transfer = Transfer(world, [source], [destination], 8, landing="landing")
+    transfer.open()
+    transfer.send(8, is_final=False)
+    world.poll_until(lambda: len(world.wire.held) == 1)
+    genuine = Completion.decode(world.wire.held[0].message)
+    destination.transport.inbox.append(("p0", replace(genuine, **fields).encode()))
+    world.poll(3)
+    (receiver,) = transfer.receivers
+    assert receiver.state is RoomState.FAILED
+    assert receiver.error is not None
+    assert receiver.error.kind == "protocol"
+    with pytest.raises(type(receiver.error), match=message):
+        raise receiver.error
+    world.wire.deliver()
+    world.poll(3)
+    transfer.check_untouched()
+    assert transfer.senders[0].state is RoomState.FAILED
+    world.check_idle()
+
+
+def test_a_completion_of_another_agent_counts_for_nothing() -> None:
+    world = World()
+    source, destination, other = world.add("p0"), world.add("d0"), world.add("x0")
+    world.wire.holds_notifications = True
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(world.wire.held) == 1)
+    line = world.wire.held[0].message
+    destination.transport.inbox.append((other.name, line))
+    world.poll(2)
+    assert transfer.receivers[0].state is RoomState.WAITING_FOR_INPUT
+    assert destination.manager.counters["completions_of_strangers"] == 1
+    world.wire.deliver()
+    world.finish(*transfer.rooms)
+    assert transfer.receivers[0].state is RoomState.SUCCESS
+
+
+def test_segments_count_in_any_order_and_repeats_do_not() -> None:
+    world = World()
+    world.wire.holds_notifications = True
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0", Sharding(2, 1))], 40)
+    transfer.open()
+    transfer.send(40, is_final=True)
+    world.poll_until(lambda: len(world.wire.held) == 5)
+    world.wire.reorder([4, 2, 0, 3, 1])
+    for number in range(4):
+        world.wire.repeat(number)
+    for _ in range(4):
+        world.wire.deliver(1)
+        world.poll(2)
+        assert transfer.receivers[0].state is RoomState.TRANSFERRING
+    world.wire.deliver(1)
+    world.poll(2)
+    assert transfer.receivers[0].state is RoomState.SUCCESS
+    transfer.check_rows()
+    assert transfer.receivers[0].result().metrics.bytes == 20 * 16
+
+
+def test_a_gap_never_becomes_success() -> None:
+    world = World()
+    world.wire.holds_notifications = True
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0", Sharding(2, 1))], 40)
+    transfer.open()
+    transfer.send(40, is_final=True)
+    world.poll_until(lambda: len(world.wire.held) == 5)
+    world.wire.drop(2)
+    world.wire.deliver()
+    world.poll(5)
+    assert transfer.receivers[0].state is RoomState.TRANSFERRING
+    deadline_s = TransferOptions().waiting_deadline_s
+    for _ in range(int(deadline_s) + 2):
+        world.clock.advance(1.0)
+        world.poll(1)
+    error = transfer.receivers[0].error
+    assert error is not None
+    assert (error.kind, error.peer) == ("deadline", "p0")
+
+
+@pytest.mark.parametrize(
+    ("cuts", "message"),
+    [
+        ([(0, 8), (12, 16)], "segment 1 begins at position 12, expected 8"),
+        ([(0, 8), (4, 16)], "segment 1 begins at position 4, expected 8"),
+        ([(0, 8), (8, 12)], "segments end at position 12, expected 16"),
+    ],
+)
+def test_segments_must_tile_what_was_asked_for(cuts: list[tuple[int, int]], message: str) -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0", Sharding(2, 0))], 16)
+    transfer.open()
+    world.poll(3)
+    (receiver,), rank = transfer.receivers, transfer.destinations[0]
+    digest = receiver._sources[0].digest
+    for number, (begin, end) in enumerate(cuts):
+        is_final = number == len(cuts) - 1
+        line = Completion(
+            room=5,
+            room_generation=receiver.generation,
+            source_index=0,
+            segment=number,
+            begin=begin,
+            end=end,
+            size_bytes=(end - begin) // 2 * 16,
+            is_final=is_final,
+            is_drained=is_final,
+            digest=digest,
+            source="p0",
+        ).encode()
+        rank.transport.inbox.append(("p0", line))
+    world.poll(2)
+    assert receiver.state is RoomState.FAILED
+    assert message in str(receiver.error)
