@@ -181,6 +181,10 @@ class World:
         """Poll until rooms are over."""
         self.poll_until(lambda: all(room.state.is_over for room in rooms))
 
+    def is_idle(self) -> bool:
+        """Whether no room is open or lingers anywhere."""
+        return all(rank.manager.open_room_count == 0 for rank in self.ranks)
+
     def check_idle(self) -> None:
         """Assert that nothing of any room is left anywhere."""
         self.poll(2)

@@ -3,7 +3,6 @@
 """The transfer manager of one worker rank."""
 
 import secrets
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -69,7 +68,6 @@ class TransferManager:
     ) -> None:
         self._options = options or TransferOptions()
         self._channel = channel
-        self._lock = threading.RLock()
         self._spans: list[MemorySpan] = []
         self._hello_parts: tuple[bytes, list[tuple[int, int]]] | None = None
         self._generation_count = secrets.randbits(62)
@@ -87,6 +85,7 @@ class TransferManager:
             executor=executor or InlineExecutor(),
             buffers=Buffers.allocate(self._options, pool, chosen),
         )
+        self._lock = self._services.lock
         self._peers = PeerTable(pool, transport, self._mailer, self._options, self)
         self._peers.introduce_as(self._hello)
         self._router = Router(self._services, self._peers)

@@ -3,7 +3,7 @@
 """A receiver's room: asks its sources, counts what arrives, unpacks, and holds its pages."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvxfer import Error, InvalidArgumentError, PageTable, Relayout, Segment
 from kvxfer.transfer.completion import Completion
@@ -80,25 +80,31 @@ class ReceiverRoom(Room):
 
     def abort(self, message: str = "aborted by the engine") -> None:
         """Fail the room and tell its sources. Pages stay held until their writes are over."""
-        self.fail("aborted", "", message)
+        with self._services.lock:
+            self.fail("aborted", "", message)
 
     @property
     def pages_held(self) -> bool:
         """Whether pages of the room may still be written: they must not be reused."""
-        if self._unpacks:
+        with self._services.lock:
+            if self._unpacks:
+                return True
+            if self.state is RoomState.SUCCESS or self.drain_expired:
+                return False
+            if self.state is RoomState.FAILED:
+                return any(source.may_write for source in self._sources)
             return True
-        if self.state is RoomState.SUCCESS or self.drain_expired:
-            return False
-        if self.state is RoomState.FAILED:
-            return any(source.may_write for source in self._sources)
-        return True
 
     def result(self) -> RoomResult:
         """Return how the room stands or ended."""
-        metrics = self.metrics
-        metrics.active_s, metrics.span_s = self._time.seconds, self._time.span_seconds
-        modes: dict[str, str] = {s.name: s.terms.mode for s in self._sources if s.terms is not None}
-        return RoomResult(self.room, self.state, modes, metrics, self.failure)
+        with self._services.lock:
+            metrics = replace(
+                self.metrics, active_s=self._time.seconds, span_s=self._time.span_seconds
+            )
+            modes: dict[str, str] = {
+                s.name: s.terms.mode for s in self._sources if s.terms is not None
+            }
+            return RoomResult(self.room, self.state, modes, metrics, self.failure)
 
     # -- what the manager calls -----------------------------------------------------------------
 
@@ -208,14 +214,19 @@ class ReceiverRoom(Room):
             self._services.counters["drains_expired"] += 1
 
     def fail(self, kind: str, peer: str, message: str) -> None:
-        """Fail the room for the first reason given and tell every source that may still write."""
+        """Fail the room for the first reason given, and tell every source that is not done with it.
+
+        A source that was not asked yet is told as well, or its room would wait for the request.
+        """
         if not self.record_failure(kind, peer, message):
             return
         self._failed_at = self._clock()
         assert self.failure is not None
         self._services.counters[f"failed_{self.failure.kind}"] += 1
-        self.ask_for_drain()
         for source in self._sources:
+            is_reachable = source.link.state in (LinkState.ASKED, LinkState.KNOWN)
+            if source.may_write or (not source.was_asked and is_reachable):
+                self._send_abort(source)
             self._services.buffers.landing.withdraw(source.holder)
             if not source.may_write:
                 self._settle(source)
@@ -274,14 +285,12 @@ class ReceiverRoom(Room):
                 self._agree(source, source.peer)
             except Error as error:
                 self.fail("refused", source.name, str(error))
-                self._tell_refusal()
                 return
         try:
             relayouts = [s.relayout for s in self._sources if s.relayout is not None]
             check_coverage(relayouts, table.layout)
         except InvalidArgumentError as error:
             self.fail("refused", ", ".join(s.name for s in self._sources), str(error))
-            self._tell_refusal()
             return
         for source in self._sources:
             self._send_request(source)
@@ -427,17 +436,10 @@ class ReceiverRoom(Room):
         names = ", ".join(source.name for source in missing)
         self.fail("deadline", names, f"{message} from {names}")
 
-    def _tell_refusal(self) -> None:
-        """Tell sources that were never asked why they will not be: their rooms fail at once."""
-        for source in self._sources:
-            if source.peer is not None and not source.was_asked:
-                self._send_abort(source)
-
     def _send_abort(self, source: Source) -> None:
         assert self.failure is not None
-        assert source.peer is not None
         self._services.mailer.send(
-            source.peer.address,
+            source.link.address,
             Abort(
                 room=self.room,
                 room_generation=self.generation,

@@ -3,7 +3,7 @@
 """A sender's room: splits what the engine hands over, packs, posts, completes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from numpy.typing import ArrayLike
 
@@ -100,26 +100,29 @@ class SenderRoom(Room):
             If a final send was made before, the end goes back, pages are missing, or state or
             metadata come with a send that is not final.
         """
-        if self.state.is_over:
-            return
-        table = pages if isinstance(pages, PageTable) else self._services.pool.table(pages)
-        self._check_send(table, end, is_final, bool(state) or metadata is not None)
-        self._sends.append(_Send(table, end, is_final, ready))
-        if is_final:
-            self._is_final_given = True
-            self._departures.set_extras(list(state), metadata)
-        self.touch()
-        self._plan_sends()
+        with self._services.lock:
+            if self.state.is_over:
+                return
+            table = pages if isinstance(pages, PageTable) else self._services.pool.table(pages)
+            self._check_send(table, end, is_final, bool(state) or metadata is not None)
+            self._sends.append(_Send(table, end, is_final, ready))
+            if is_final:
+                self._is_final_given = True
+                self._departures.set_extras(list(state), metadata)
+            self.touch()
+            self._plan_sends()
 
     def abort(self, message: str = "aborted by the engine") -> None:
         """Fail the room and tell its receivers. What is under way runs to its end."""
-        self.fail("aborted", "", message)
+        with self._services.lock:
+            self.fail("aborted", "", message)
 
     @property
     def pages_held(self) -> bool:
         """Whether source pages of the room may still be read."""
-        is_queued = not self.state.is_over and bool(self._sends or self._departures.is_pending)
-        return is_queued or self._departures.reads_source
+        with self._services.lock:
+            is_queued = bool(self._sends) or self._departures.is_pending
+            return (is_queued and not self.state.is_over) or self._departures.reads_source
 
     @property
     def prefix(self) -> int | None:
@@ -133,11 +136,15 @@ class SenderRoom(Room):
 
     def result(self) -> RoomResult:
         """Return how the room stands or ended."""
-        metrics = self.metrics
-        metrics.active_s, metrics.span_s = self._time.seconds, self._time.span_seconds
-        metrics.buffer_wait_s = self._departures.wait_s
-        modes = {d.peer.name: d.mode for d in self._destinations}
-        return RoomResult(self.room, self.state, modes, metrics, self.failure)
+        with self._services.lock:
+            metrics = replace(
+                self.metrics,
+                active_s=self._time.seconds,
+                span_s=self._time.span_seconds,
+                buffer_wait_s=self._departures.wait_s,
+            )
+            modes = {d.peer.name: d.mode for d in self._destinations}
+            return RoomResult(self.room, self.state, modes, metrics, self.failure)
 
     # -- what the manager calls -----------------------------------------------------------------
 

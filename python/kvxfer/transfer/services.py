@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all rooms of one manager share."""
 
+import threading
 from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ def _metadata_slots(options: TransferOptions, is_used: bool, spans: list[MemoryS
 
 @dataclass
 class Services:
-    """What a room works with."""
+    """What a room works with. ``lock`` is held in everything that an engine may call."""
 
     options: TransferOptions
     pool: LocalPool
@@ -88,4 +89,5 @@ class Services:
     copies: RowCopies
     executor: Executor
     buffers: Buffers
+    lock: threading.RLock = field(default_factory=threading.RLock)
     counters: Counter[str] = field(default_factory=Counter)

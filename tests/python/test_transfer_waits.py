@@ -1,0 +1,432 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that waits: deadlines that name who is missing, events, executors, closing."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kvxfer import PackBufferLayout, PackPlan, PageTable, Relayout, Segment, Sharding
+from kvxfer.errors import DeadlineError, TransferError
+from kvxfer.transfer import RoomState, TransferOptions
+from kvxfer.transfer.copies import HostCopies
+from kvxfer.transfer.messages import Abort, decode_frame
+from support.transfer_world import Transfer, World
+
+OPTIONS = TransferOptions()
+
+
+class Event:
+    """Happens when a test says so."""
+
+    def __init__(self) -> None:
+        self.has_happened = False
+
+    def query(self) -> bool:
+        return self.has_happened
+
+
+class DeferredCopies(HostCopies):
+    """Enqueues copies as a stream does: they run when their event is let happen."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Event, Any]] = []
+
+    def pack(
+        self, layout: PackBufferLayout, plan: PackPlan, table: PageTable, buffer: Any
+    ) -> Event:  # type: ignore[override]
+        return self._defer(lambda: HostCopies.pack(self, layout, plan, table, buffer))
+
+    def unpack(self, relayout: Relayout, segment: Segment, region: Any, table: PageTable) -> Event:  # type: ignore[override]
+        return self._defer(lambda: HostCopies.unpack(self, relayout, segment, region, table))
+
+    def run_one(self) -> None:
+        event, work = self.waiting.pop(0)
+        work()
+        event.has_happened = True
+
+    def _defer(self, work: Any) -> Event:
+        event = Event()
+        self.waiting.append((event, work))
+        return event
+
+
+def test_a_sender_names_the_receivers_that_asked() -> None:
+    world = World()
+    source, destinations = world.add("p0"), world.group("d", 3)
+    sender = source.manager.open_sender(5, 3)
+    receiver = destinations[1].manager.open_receiver(5, [source.address], [1], end=4)
+    world.poll(4)
+    for _ in range(11):
+        world.clock.advance(OPTIONS.bootstrap_deadline_s / 10)
+        world.poll(2)
+    assert isinstance(sender.error, DeadlineError)
+    assert "1 of 3 receivers asked within 300 s: d1" in str(sender.error)
+    assert receiver.state is RoomState.FAILED
+
+
+def test_a_receiver_names_the_source_that_does_not_answer() -> None:
+    world = World()
+    alive, rank = world.add("p0"), world.add("d0")
+    receiver = rank.manager.open_receiver(5, [alive.address, "mem://nobody"], [1], end=4)
+    for _ in range(11):
+        world.clock.advance(OPTIONS.bootstrap_deadline_s / 10)
+        world.poll(2)
+    assert isinstance(receiver.error, TimeoutError)
+    assert receiver.error.peer == "mem://nobody"
+    assert not receiver.pages_held
+    world.poll(2)
+    assert world.is_idle()
+
+
+def test_a_source_that_appears_late_is_met_all_the_same() -> None:
+    world = World()
+    rank = world.add("d0")
+    receiver = rank.manager.open_receiver(5, ["mem://p0"], [1, 2], end=8)
+    world.poll(5)
+    source = world.add("p0")
+    world.clock.advance(OPTIONS.heartbeat_interval_s)
+    sender = source.manager.open_sender(5)
+    sender.send([3, 4], 8, is_final=True)
+    world.finish(sender, receiver)
+    assert receiver.state is RoomState.SUCCESS
+
+
+def test_rooms_that_nobody_feeds_end_on_both_sides() -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0")], 8)
+    transfer.open()
+    world.poll(3)
+    for _ in range(11):
+        world.clock.advance(OPTIONS.waiting_deadline_s / 10)
+        world.poll(3)
+    for room in transfer.rooms:
+        assert isinstance(room.error, DeadlineError)
+        assert " for 300 s" in str(room.error)
+    world.check_idle()
+
+
+def test_a_write_that_does_not_end_names_its_peer() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    transfer = Transfer(world, [world.add("p0")], world.group("d", 2), 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(world.wire.running()) == 2)
+    world.wire.complete(world.wire.running("d0")[0])
+    for _ in range(13):
+        world.clock.advance(OPTIONS.transfer_deadline_s / 12)
+        world.poll(3)
+    assert isinstance(transfer.senders[0].error, DeadlineError)
+    assert transfer.senders[0].error.peer == "d1"
+    assert transfer.receivers[0].state is RoomState.SUCCESS
+    assert transfer.receivers[1].state is RoomState.FAILED
+    assert transfer.receivers[1].pages_held
+
+
+def test_a_segment_that_gets_no_buffer_says_so() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destinations = world.add("p0", pack_buffer_count=1), world.group("d", 2)
+    first = Transfer(world, [source], destinations, 8, room=1)
+    second = Transfer(world, [source], destinations, 8, room=2, seed=30)
+    for transfer in (first, second):
+        transfer.open()
+    for transfer in (first, second):
+        transfer.send(8, is_final=True)
+        world.poll(3)
+    world.clock.advance(OPTIONS.transfer_deadline_s + 1)
+    world.poll(2)
+    assert "1 of 1 pack buffers are in use" in str(second.senders[0].error)
+    assert "writes did not end" in str(first.senders[0].error)
+
+
+def test_a_segment_that_gets_no_region_names_the_receiver() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destination = world.add("p0"), world.add("d0", landing_region_count=1)
+    first = Transfer(world, [source], [destination], 8, room=1, landing="landing")
+    second = Transfer(world, [source], [destination], 8, room=2, landing="landing", seed=30)
+    for transfer in (first, second):
+        transfer.open()
+        transfer.send(8, is_final=True)
+        world.poll(4)
+    world.clock.advance(OPTIONS.transfer_deadline_s + 1)
+    world.poll(2)
+    assert isinstance(second.senders[0].error, DeadlineError)
+    assert second.senders[0].error.peer == "d0"
+    assert "no landing region was granted within 120 s" in str(second.senders[0].error)
+
+
+def test_waiting_for_a_buffer_is_measured() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destinations = world.add("p0", pack_buffer_count=1), world.group("d", 2)
+    transfer = Transfer(world, [source], destinations, 16)
+    transfer.open()
+    transfer.send(16, is_final=True)
+    world.poll(4)
+    world.clock.advance(3.0)
+    world.wire.complete_all()
+    world.poll(3)
+    world.wire.complete_all()
+    world.finish(*transfer.rooms)
+    assert transfer.senders[0].result().metrics.buffer_wait_s == 3.0
+
+
+@pytest.mark.parametrize("landing", ["in_place", "landing"])
+def test_rows_are_read_only_after_the_engines_event(landing: str) -> None:
+    """Every segment of the send waits, not only the first (sglang#39417)."""
+    world = World()
+    source, destinations = world.add("p0"), world.group("d", 2)
+    transfer = Transfer(world, [source], destinations, 24, landing=landing)
+    transfer.open()
+    event, late = Event(), [array.copy() for array in source.arrays]
+    for array in source.arrays:
+        array[:] = 0
+    transfer.send(24, is_final=True, ready=event)
+    world.poll(10)
+    assert world.wire.posts == []
+    assert transfer.senders[0].pages_held
+    for array, rows in zip(source.arrays, late, strict=True):
+        array[:] = rows
+    event.has_happened = True
+    world.finish(*transfer.rooms)
+    transfer.check_rows()
+
+
+def test_a_full_hit_waits_for_the_engines_event_too() -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0")], 8, prefix=8, metadata_bytes=4)
+    transfer.open()
+    event = Event()
+    transfer.send(8, is_final=True, metadata=b"x", ready=event)
+    world.poll(5)
+    assert world.wire.posts == []
+    event.has_happened = True
+    world.finish(*transfer.rooms)
+    assert transfer.receivers[0].metadata == b"x"
+
+
+def test_copies_may_be_enqueued_like_on_a_stream() -> None:
+    world = World()
+    packs, unpacks = DeferredCopies(), DeferredCopies()
+    source, destination = world.add("p0", copies=packs), world.add("d0", copies=unpacks)
+    transfer = Transfer(world, [source], [destination], 24, landing="landing")
+    transfer.open()
+    transfer.send(24, is_final=True)
+    world.poll(5)
+    assert len(packs.waiting) == 2, "as many as there are buffers"
+    assert world.wire.posts == []
+    packs.run_one()
+    world.poll(4)
+    assert len(world.wire.posts) == 1
+    assert len(unpacks.waiting) == 1
+    while packs.waiting:
+        packs.run_one()
+        world.poll(4)
+    assert transfer.senders[0].state is RoomState.TRANSFERRING, "regions are still in use"
+    for _ in range(20):
+        if unpacks.waiting:
+            assert transfer.receivers[0].pages_held
+            unpacks.run_one()
+        if packs.waiting:
+            packs.run_one()
+        world.poll(4)
+    assert transfer.receivers[0].state is RoomState.SUCCESS
+    transfer.check_rows()
+    world.check_idle()
+
+
+def test_an_unpack_under_way_keeps_pages_and_region_after_a_failure() -> None:
+    world = World()
+    unpacks = DeferredCopies()
+    source, destination = world.add("p0"), world.add("d0", copies=unpacks)
+    transfer = Transfer(world, [source], [destination], 8, landing="landing")
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll(8)
+    (receiver,) = transfer.receivers
+    receiver.abort()
+    world.poll(4)
+    assert receiver.pages_held
+    assert destination.manager.counters["landing_regions_held"] >= 1
+    unpacks.run_one()
+    world.poll(2)
+    assert not receiver.pages_held
+    world.check_idle()
+
+
+class FailingCopies(HostCopies):
+    def pack(self, *_: Any) -> None:
+        raise RuntimeError("illegal address")
+
+    unpack = pack
+
+
+@pytest.mark.parametrize("side", ["pack", "unpack"])
+def test_a_copy_that_raises_fails_the_room_on_both_sides(side: str) -> None:
+    world = World()
+    copies = FailingCopies()
+    source = world.add("p0", copies=copies if side == "pack" else None)
+    destination = world.add("d0", copies=copies if side == "unpack" else None)
+    transfer = Transfer(world, [source], [destination], 24, landing="landing")
+    transfer.open()
+    transfer.send(24, is_final=True)
+    world.finish(*transfer.rooms)
+    for room in transfer.rooms:
+        assert room.state is RoomState.FAILED
+        assert "RuntimeError: illegal address" in str(room.error)
+    world.check_idle()
+
+
+@contextmanager
+def executors(world: World) -> Iterator[None]:
+    """Two workers of four threads each, polled by this thread alone."""
+    with ThreadPoolExecutor(4) as one, ThreadPoolExecutor(4) as two:
+        world.add("p0", executor=one, page_count=256)
+        for rank in range(2):
+            sharding = Sharding(2, rank)
+            world.add(f"d{rank}", sharding, executor=two, page_count=256, landing_region_count=4)
+        yield
+
+
+@pytest.mark.parametrize("landing", ["in_place", "landing"])
+def test_executors_pack_post_and_unpack(landing: str) -> None:
+    world = World(tick_s=0.0001)
+    with executors(world):
+        source, *destinations = world.ranks
+        transfers = []
+        for room in range(1, 9):
+            transfer = Transfer(
+                world, [source], destinations, 90, room=room, landing=landing, metadata_bytes=8
+            )
+            transfer.destination_pages = [
+                type(p)([30 * room - 30 + i for i in range(len(p.ids))], 0)
+                for p in transfer.destination_pages
+            ]
+            transfer.open()
+            transfers.append(transfer)
+        for transfer in transfers:
+            transfer.send(90, is_final=True, metadata=b"m%d" % transfer.room)
+        rooms = [room for transfer in transfers for room in transfer.rooms]
+        world.poll_until(lambda: all(r.state.is_over for r in rooms), limit_count=200_000)
+        assert {room.state for room in rooms} == {RoomState.SUCCESS}
+        for transfer in transfers:
+            assert [r.metadata for r in transfer.receivers] == [b"m%d" % transfer.room] * 2
+        assert sum(t.senders[0].result().metrics.bytes for t in transfers) == 8 * 90 * 16
+        world.poll_until(world.is_idle, limit_count=200_000)
+        world.check_idle()
+
+
+def test_engine_threads_may_call_while_another_polls() -> None:
+    world = World(tick_s=0.0001)
+    source, destination = world.add("p0", page_count=256), world.add("d0", page_count=256)
+    problems: list[BaseException] = []
+
+    def use(first: int) -> None:
+        try:
+            for room in range(first, first + 25):
+                receiver = destination.manager.open_receiver(
+                    room, [source.address], [room], end=4, landing="landing"
+                )
+                sender = source.manager.open_sender(room)
+                sender.send([room], 4, is_final=True)
+                if room % 5 == 0:
+                    receiver.abort()
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=use, args=(1 + 25 * index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    world.poll_until(lambda: not any(t.is_alive() for t in threads), limit_count=500_000)
+    world.poll_until(world.is_idle, limit_count=20_000)
+    assert problems == []
+    world.check_idle()
+
+
+def test_close_ends_rooms_and_takes_memory_back() -> None:
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    world.poll(3)
+    source.manager.close()
+    assert transfer.senders[0].state is RoomState.FAILED
+    world.poll(3)
+    assert "the manager was closed" in str(transfer.receivers[0].error)
+    destination.manager.close()
+    destination.manager.close()
+    for rank in (source, destination):
+        assert len(rank.transport._regions) == 0
+
+
+def test_close_does_not_take_memory_from_under_a_write() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(world.wire.running()) == 1)
+    with pytest.raises(DeadlineError, match=r"writes of rooms \[5\] were not over within"):
+        source.manager.close(timeout_s=0.05)
+    assert len(source.transport._regions) > 0
+    world.wire.complete_all()
+    source.manager.close()
+    assert len(source.transport._regions) == 0
+
+
+def test_certain_death_frees_pages_at_once() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(world.wire.running()) == 1)
+    world.stop(source)
+    for _ in range(4):
+        world.clock.advance(OPTIONS.heartbeat_interval_s)
+        world.poll(1)
+    (receiver,) = transfer.receivers
+    assert receiver.state is RoomState.FAILED
+    assert receiver.pages_held, "three misses may also be a pause"
+    destination.manager.declare_dead("p0")
+    assert not receiver.pages_held
+    world.poll(2)
+    world.check_idle()
+
+
+def test_a_forgotten_peer_is_not_asked_again() -> None:
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    world.poll(3)
+    destination.manager.forget_peer(source.address)
+    assert transfer.receivers[0].state is RoomState.FAILED
+    assert destination.manager.peer_names == []
+    before = len(world.hub.log)
+    world.clock.advance(10 * OPTIONS.heartbeat_interval_s)
+    destination.manager.poll()
+    sent = [decode_frame(frame)[1] for _, frame in world.hub.log[before:]]
+    assert [type(message) for message in sent] == [Abort], "for the pages that it may still write"
+
+
+def test_errors_name_kind_peer_and_room() -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0")], 8, room=77)
+    transfer.open()
+    world.poll(3)
+    transfer.receivers[0].abort("client went away")
+    world.poll(3)
+    error = transfer.senders[0].error
+    assert isinstance(error, TransferError)
+    assert (error.kind, error.peer, error.room) == ("aborted", "d0", 77)
+    assert str(error) == "room 77: client went away (peer d0)"
