@@ -434,6 +434,28 @@ def test_a32_rooms_in_flight_to_a_restarted_peer_fail_and_new_ones_use_its_new_m
         assert any(begin <= address < end for begin, end in new_memory)
 
 
+def test_a32_a_peer_that_was_only_paused_is_met_again() -> None:
+    """Mooncake#3944: it does not know that it was dropped, and asks for its next room at once."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    first = Transfer(world, [source], [destination], 8, room=1)
+    first.open()
+    world.poll(3)
+    for _ in range(5):
+        world.clock.advance(TransferOptions().heartbeat_interval_s)
+        source.manager.poll()
+    assert source.manager.peer_names == []
+    assert first.senders[0].error is not None
+    assert first.senders[0].error.kind == "peer_lost"
+    second = Transfer(world, [source], [destination], 8, room=2)
+    second.run()
+    second.check_rows()
+    assert second.receivers[0].state is RoomState.SUCCESS
+    assert first.receivers[0].state is RoomState.FAILED
+    assert not first.receivers[0].pages_held
+    world.check_idle()
+
+
 def test_a33_a_stalled_peer_fails_alone() -> None:
     """sglang#31144, with the peer's queue full."""
     world = World()

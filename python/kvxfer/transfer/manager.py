@@ -343,7 +343,8 @@ class TransferManager:
     # -- what the peer table calls ----------------------------------------------------------------
 
     def peer_known(self, peer: Peer) -> None:
-        """Ask again for the end of writes that the peer may have had under way."""
+        """Go on with what waited for the peer; ask again for the end of writes it had under way."""
+        self._router.peer_known(peer)
         for room in self._router.receivers:
             if room.state is RoomState.FAILED:
                 room.ask_for_drain(peer)

@@ -25,7 +25,7 @@ from kvxfer.transfer.messages import (
     Want,
     decode_frame,
 )
-from kvxfer.transfer.peers import PeerTable
+from kvxfer.transfer.peers import Peer, PeerTable
 from kvxfer.transfer.receiver import ReceiverRoom
 from kvxfer.transfer.room import Failure, RoomState
 from kvxfer.transfer.room_table import RoomTable
@@ -110,6 +110,18 @@ class Router:
             else:
                 self._request(room, identity, message)
 
+    def peer_known(self, peer: Peer) -> None:
+        """Give open rooms what a peer asked before it was known."""
+        if not len(self.early_asks):
+            return
+        for room in self.senders:
+            if room.state is not RoomState.BOOTSTRAPPING:
+                continue
+            asks = self.early_asks.take(room.room, lambda ask: ask[0].name == peer.name)
+            for identity, message in asks:
+                if isinstance(message, Request) and identity.generation == peer.generation:
+                    self._request(room, identity, message)
+
     def asked_by_receiver(self, room: ReceiverRoom) -> None:
         """Give a room what came for it before it had asked its sources."""
         for name, completion in self.early_completions.take(room.room):
@@ -176,7 +188,8 @@ class Router:
     def _request(self, room: SenderRoom, identity: Identity, request: Request) -> None:
         peer = self._peers.by_identity(identity)
         if peer is None:
-            self._refuse(identity, request, f"{identity.name} is not known: no hello came first")
+            # It was dropped here and does not know: its hello is asked for, the request waits.
+            self.early_asks.put(request.room, (identity, request))
             self._peers.ask(identity.address)
         else:
             room.on_request(peer, request)
