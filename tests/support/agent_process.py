@@ -5,6 +5,8 @@
 The process polls its agent between commands, unless it is told not to. Every call has a bound.
 """
 
+import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -130,6 +132,17 @@ class _Commands:
 
     def close(self) -> None:
         self.agent.close()
+
+    def deregister(self) -> None:
+        self.agent.deregister_memory(self.memory.address)
+
+    def unmap(self) -> None:
+        """Give the whole pages of the memory back to the kernel; nothing may look at them again."""
+        page_bytes = mmap.PAGESIZE
+        start = -(-self.memory.address // page_bytes) * page_bytes
+        size_bytes = (self.memory.address + self.memory.size_bytes - start) & -page_bytes
+        failed = ctypes.CDLL(None).munmap(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes))
+        assert not failed, f"munmap of {size_bytes} bytes at {start:#x} failed"
 
     def leave_a_fork(self) -> int:
         """Fork a child that holds every descriptor for a while; returns its process id."""

@@ -13,7 +13,6 @@ from typing import Any
 from kvxfer.transports._mooncake.engine import DONE, FAILED, MooncakeEngine
 from kvxfer.transports._mooncake.link import Limits
 from kvxfer.transports.mooncake import DEFAULT_WRITE_COST, MooncakeTransport
-from kvxfer.transports.protocol import check_agent_name
 
 HOST = "127.0.0.1"
 # Ample for what is in the kernel already: nobody writes into memory of a test that is over.
@@ -64,6 +63,5 @@ class _PooledEngine:
 
 
 def make_agent(agent_name: str) -> MooncakeTransport:
-    check_agent_name(agent_name)
-    engine: Any = _PooledEngine()
-    return MooncakeTransport(agent_name, DEFAULT_WRITE_COST, engine, HOST, Limits(1024, 0.1))
+    make_engine: Any = _PooledEngine
+    return MooncakeTransport(agent_name, DEFAULT_WRITE_COST, make_engine, HOST, Limits(1024, 0.1))

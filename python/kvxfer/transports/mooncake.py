@@ -20,6 +20,7 @@ What to know about it:
 """
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Literal
 
@@ -53,15 +54,20 @@ class MooncakeTransport(LibraryTransport):
         self,
         agent_name: str,
         cost: WriteCost,
-        engine: MooncakeEngine,
+        make_engine: Callable[[], MooncakeEngine],
         host: str,
         limits: Limits,
     ) -> None:
         super().__init__(NAME, agent_name, cost, _MAX_RUNNING_POSTS)
-        self._engine = engine
         self._host = host
         self._limits = limits
+        # This finds out whether the host is one of this machine; Mooncake takes any.
         self._mailbox = Mailbox(host, self._generation)
+        try:
+            self._engine = make_engine()
+        except BaseException:
+            self._mailbox.close()
+            raise
 
     def _register(self, address: int, size_bytes: int, device: int) -> None:
         try:
@@ -152,8 +158,10 @@ def create(
     module = _load_library()
 
     def make(name: str, cost: WriteCost = DEFAULT_WRITE_COST) -> MooncakeTransport:
-        engine = MooncakeEngine(module, host, protocol, device_name)
-        return MooncakeTransport(name, cost, engine, host, limits)
+        def make_engine() -> MooncakeEngine:
+            return MooncakeEngine(module, host, protocol, device_name)
+
+        return MooncakeTransport(name, cost, make_engine, host, limits)
 
     return make(agent_name, chosen_write_cost(write_cost_us, DEFAULT_WRITE_COST, make))
 

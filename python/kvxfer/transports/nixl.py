@@ -136,12 +136,12 @@ def _load_library() -> NixlLibrary:
     for package in _PACKAGES:
         try:
             library = NixlLibrary(_module(f"{package}._api"), _module(f"{package}._bindings"))
-        except ModuleNotFoundError as error:
-            if error.name == package:
-                continue
-            raise UnsupportedError(f"{package} is installed but incomplete: {error}") from error
         except ImportError as error:
-            raise UnsupportedError(f"{package} cannot be loaded: {error}") from error
+            if isinstance(error, ModuleNotFoundError) and error.name == package:
+                continue
+            raise UnsupportedError(
+                f"{package} is installed but cannot be loaded: {error}"
+            ) from error
         if not hasattr(library.api, "nixl_thread_sync_t"):
             raise UnsupportedError(f"{package} is too old: expected NIXL 1.5 or newer")
         return library

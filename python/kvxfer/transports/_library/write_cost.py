@@ -38,7 +38,8 @@ def chosen_write_cost(
         return default
     if wanted == "measure":
         return WriteCost(measured_write_cost_us(make), default.device_us)
-    if not isinstance(wanted, int | float) or not math.isfinite(wanted) or wanted < 0:
+    is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
+    if not is_number or not math.isfinite(wanted) or wanted < 0:
         raise InvalidArgumentError(
             f"write_cost_us is {wanted!r}, expected a finite number of at least 0, or 'measure'"
         )

@@ -147,7 +147,8 @@ class MooncakeLink(Link):
 
     def advance(self, post: Post | None = None) -> None:
         """Move every post of the peer."""
-        if not self._posts or not self._moving.acquire(blocking=False):
+        is_idle = not self._posts and not self._channel.pending_bytes
+        if is_idle or not self._moving.acquire(blocking=False):
             return
         try:
             self._watch_peer()

@@ -39,6 +39,8 @@ class Mailbox:
 
     def __init__(self, host: str, generation: bytes) -> None:
         self._generation = generation
+        if not host:
+            raise InvalidArgumentError("host is empty, expected a name or an IPv4 address")
         try:
             self._listener = socket.create_server((host, 0), backlog=_BACKLOG)
         except (OSError, UnicodeError) as error:

@@ -1,0 +1,524 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The Mooncake transport between processes, over the real library and loopback TCP.
+
+What every transport promises is in test_transport_protocol.py.
+"""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer import InvalidArgumentError, UnsupportedError, transports
+from kvxfer.errors import TransferError
+from kvxfer.transports._mooncake.frames import (
+    FrameError,
+    FrameSocket,
+    Hello,
+    Notify,
+    Ping,
+    Pong,
+    decode,
+)
+from kvxfer.transports._mooncake.mailbox import Mailbox
+from kvxfer.transports._mooncake.payload import MooncakePayload
+from kvxfer.transports.protocol import (
+    MAX_NOTIFICATION_BYTES,
+    Description,
+    DescriptionError,
+    RegionTable,
+    WriteHandle,
+    WriteState,
+)
+from support import library_environment, mooncake_pool
+from support.agent_process import AgentProcess, RemoteError
+from support.library_agents import (
+    NEW,
+    NO_WRITES,
+    OLD,
+    Sender,
+    count_bytes,
+    heard,
+    hide_modules,
+)
+from support.transport_cases import CASES
+
+needs_mooncake = pytest.mark.skipif(
+    not CASES["mooncake"].is_installed,
+    reason="mooncake is not installed: pip install mooncake-transfer-engine-non-cuda",
+)
+Senders = Callable[..., Sender]
+MIB = 1 << 20
+GENERATION = b"g" * 16
+
+
+@pytest.fixture
+def senders() -> Iterator[Senders]:
+    library_environment.apply(library_environment.MOONCAKE)
+    made: list[Sender] = []
+
+    def make(size_bytes: int, name: str = "sender") -> Sender:
+        made.append(Sender(mooncake_pool.make_agent(name), size_bytes))
+        return made[-1]
+
+    yield make
+    for sender in made:
+        sender.agent.close()
+
+
+def start_target(size_bytes: int, name: str = "target") -> AgentProcess:
+    return AgentProcess("mooncake", name, size_bytes)
+
+
+# --- bytes and notifications --------------------------------------------------------------------
+
+
+@needs_mooncake
+def test_odd_sizes_land_in_poisoned_memory_of_another_process(senders: Senders) -> None:
+    sender = senders(300_001)
+    with start_target(300_001) as target:
+        peer = sender.add(target)
+        sizes = [1, 3, 575, 576, 577, 4095, 4097, 65537, 131_071]
+        starts = np.cumsum([0, *sizes[:-1]])
+        runs = [(a, a + 7, size) for a, size in zip(starts.tolist(), sizes, strict=True)]
+        handle = sender.agent.post(peer, sender.runs(target, *runs), b"req-1")
+        assert sender.settle(handle) == [WriteState.DONE]
+        assert heard(sender, target, 1) == [b"req-1"]
+        content, total = target.call("content"), sum(sizes)
+        assert content[7 : 7 + total] == sender.memory.bytes[:total].tobytes()
+        assert set(content[:7] + content[7 + total :]) == {0xA5}
+        assert target.call("guards_are_untouched")
+
+
+@needs_mooncake
+def test_never_more_writes_are_outstanding_than_mooncake_stands(
+    senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above some 2,060 Mooncake fails them all, whatever thread or batch they are from."""
+    count, row_bytes = 10_000, 576
+    sender = senders(count * row_bytes)
+    engine: Any = sender.agent
+    engine = engine._engine
+    outstanding: set[int] = set()
+    most = [0]
+    submit, status = engine.submit, engine.status
+
+    def counted_submit(*write: Any) -> int:
+        write_id: int = submit(*write)
+        outstanding.add(write_id)
+        most[0] = max(most[0], len(outstanding))
+        return write_id
+
+    def counted_status(write_id: int) -> int:
+        result: int = status(write_id)
+        if result:
+            outstanding.discard(write_id)
+        return result
+
+    monkeypatch.setattr(engine, "submit", counted_submit)
+    monkeypatch.setattr(engine, "status", counted_status)
+    with start_target(count * row_bytes) as target:
+        peer = sender.add(target)
+        places = np.random.default_rng(3).permutation(count)
+        starts = np.arange(count) * row_bytes
+        runs = np.stack([starts, places * row_bytes, np.full(count, row_bytes)], axis=1)
+        writes = sender.runs(target, *map(tuple, runs.tolist()))
+        with ThreadPoolExecutor(4) as pool:
+            quarters = [writes[number::4] for number in range(4)]
+            handles = list(pool.map(lambda part: sender.agent.post(peer, part, b"q"), quarters))
+        assert sender.settle(*handles) == [WriteState.DONE] * 4
+        assert heard(sender, target, 4) == [b"q"] * 4
+        landed = np.frombuffer(target.call("content"), np.uint8).reshape(count, row_bytes)
+        assert (landed[places] == sender.memory.bytes.reshape(count, row_bytes)).all()
+    assert most[0] == 1024
+    assert sender.agent.counters["writes"] == count
+
+
+@needs_mooncake
+def test_one_name_in_another_is_another_message(senders: Senders) -> None:
+    sender = senders(64)
+    with start_target(64) as target:
+        peer = sender.add(target)
+        sent = [b"req-1", b"req-10", b"req-1", b"req-100", b"n" * MAX_NOTIFICATION_BYTES]
+        handles = [sender.agent.post(peer, sender.whole(target), message) for message in sent]
+        assert sender.settle(*handles) == [WriteState.DONE] * 5
+        assert sorted(heard(sender, target, 5)) == sorted(sent)
+
+
+@needs_mooncake
+def test_four_threads_on_one_agent_and_two_peers(senders: Senders) -> None:
+    sender = senders(64 * 1024)
+    with start_target(64 * 1024, "even") as even, start_target(64 * 1024, "odd") as odd:
+        targets = {sender.add(target): target for target in (even, odd)}
+
+        def work(worker: int) -> None:
+            for number in range(60):
+                peer = ("even", "odd")[number % 2]
+                runs = sender.whole(targets[peer], piece_count=16)[worker::4]
+                handle = sender.agent.post(peer, runs, b"%d-%d" % (worker, number))
+                while not sender.agent.poll(handle).has_ended:
+                    time.sleep(0.0001)
+                assert sender.agent.poll(handle) is WriteState.DONE
+                sender.agent.release(handle)
+
+        with ThreadPoolExecutor(4) as pool:
+            for job in [pool.submit(work, worker) for worker in range(4)]:
+                job.result(timeout=60)
+        expected = [b"%d-%d" % (worker, number) for worker in range(4) for number in range(60)]
+        got = [heard(sender, target, 120) for target in (even, odd)]
+        assert sorted(got[0] + got[1]) == sorted(expected)
+        assert even.call("content") == odd.call("content") == sender.memory.bytes.tobytes()
+        counters = sender.agent.counters
+        assert (counters["posted"], counters["live_handles"], counters["done"]) == (240, 0, 240)
+
+
+# --- peers that stop, die and come back ---------------------------------------------------------
+
+
+@needs_mooncake
+def test_a_frozen_peer_makes_a_post_lost_until_it_runs_again(senders: Senders) -> None:
+    """All writes have ended long before that, but bytes of them lie in the peer's kernel."""
+    sender = senders(16 * MIB)
+    sender.memory.bytes[:] = OLD
+    with start_target(16 * MIB) as target, start_target(4096, "other") as other:
+        peer, other_peer = sender.add(target), sender.add(other)
+        target.freeze()
+        handle = sender.agent.post(peer, sender.whole(target, piece_count=4), b"never")
+        assert sender.agent.poll(handle) is WriteState.RUNNING
+        alive = sender.agent.post(other_peer, sender.runs(other, (0, 0, 4096)), b"y")
+        assert sender.settle(alive) == [WriteState.DONE]
+        assert sender.wait_for(handle, WriteState.LOST) is WriteState.LOST
+        assert "peer 'target' failed a write" in str(handle.error)
+        assert sender.poll_for(handle, seconds=0.5) == {WriteState.LOST}
+        with pytest.raises(InvalidArgumentError, match="LOST"):
+            sender.agent.release(handle)
+        target.thaw()
+        assert sender.settle(handle) == [WriteState.DRAINED]
+        landed = target.call("content")
+        sender.memory.bytes[:] = NEW
+        after = sender.agent.post(peer, NO_WRITES, b"after")
+        assert sender.settle(after) == [WriteState.DONE]
+        assert heard(sender, target, 1) == [b"after"]
+        assert target.call("content") == landed
+        assert count_bytes(target, NEW) == 0
+        sender.agent.release(handle)
+        assert heard(sender, other, 1) == [b"y"]
+
+
+@needs_mooncake
+def test_a_lost_post_waits_for_its_last_write(senders: Senders) -> None:
+    """Sixteen writes on four connections: the first four fail, the others land when it runs."""
+    sender = senders(16 * MIB)
+    sender.memory.bytes[:] = OLD
+    with start_target(16 * MIB) as target:
+        peer = sender.add(target)
+        target.freeze()
+        handle = sender.agent.post(peer, sender.whole(target, piece_count=16), b"never")
+        sender.wait_for(handle, WriteState.LOST)
+        target.thaw()
+        assert sender.settle(handle) == [WriteState.DRAINED]
+        landed = target.call("content")
+        assert landed.count(OLD) >= 8 * MIB
+        sender.memory.bytes[:] = NEW
+        again = sender.agent.post(peer, sender.runs(target, (0, 0, 1)), b"after")
+        assert sender.settle(again) == [WriteState.DONE]
+        assert heard(sender, target, 1) == [b"after"]
+        assert count_bytes(target, NEW) == 1
+
+
+@needs_mooncake
+def test_closing_stops_a_transfer_that_is_under_way() -> None:
+    library_environment.apply(library_environment.MOONCAKE)
+    sender = Sender(transports.create("mooncake", "sender"), 64 * MIB)
+    sender.memory.bytes[:] = OLD
+    with start_target(64 * MIB) as target:
+        peer = sender.add(target)
+        target.freeze()
+        handle = sender.agent.post(peer, sender.whole(target, piece_count=8), b"never")
+        sender.poll_for(handle, seconds=0.1)
+        sender.agent.close()
+        sender.memory.bytes[:] = NEW
+        assert sender.agent.poll(handle) is WriteState.FAILED
+        target.thaw()
+        for _ in range(200):
+            assert target.call("hear") == []
+        assert count_bytes(target, NEW) == 0
+
+
+@needs_mooncake
+def test_a_killed_peer_ends_its_posts_and_no_others(senders: Senders) -> None:
+    sender = senders(16 * MIB)
+    with start_target(16 * MIB) as target, start_target(16 * MIB, "other") as other:
+        peer, other_peer = sender.add(target), sender.add(other)
+        target.freeze()
+        writes = sender.whole(target, piece_count=8)
+        doomed = [sender.agent.post(peer, writes, b"x") for _ in range(3)]
+        alive = sender.agent.post(other_peer, sender.whole(other), b"y")
+        sender.poll_for(doomed[0], seconds=0.05)
+        target.kill()
+        ends = sender.settle(*doomed)
+        assert set(ends) <= {WriteState.FAILED, WriteState.DRAINED}
+        assert all("'target'" in str(handle.error) for handle in doomed)
+        with pytest.raises(TransferError) as caught:
+            sender.agent.post(peer, writes, b"z")
+        assert (caught.value.kind, caught.value.peer) == ("peer_dead", "target")
+        assert sender.settle(alive) == [WriteState.DONE]
+        assert other.call("content") == sender.memory.bytes.tobytes()
+        for handle in [*doomed, alive]:
+            sender.agent.release(handle)
+        assert sender.agent.counters["live_handles"] == 0
+
+
+@needs_mooncake
+def test_a_restarted_peer_is_written_at_its_new_place(senders: Senders) -> None:
+    sender = senders(8 * MIB)
+    with start_target(8 * MIB) as target:
+        peer = sender.add(target)
+        target.freeze()
+        lost = sender.agent.post(peer, sender.whole(target), b"1")
+        with start_target(8 * MIB) as restarted:
+            assert sender.add(restarted) == peer
+            assert sender.agent.poll(lost) is WriteState.LOST
+            handle = sender.agent.post(peer, sender.whole(restarted), b"2")
+            assert sender.settle(handle) == [WriteState.DONE]
+            assert heard(sender, restarted, 1) == [b"2"]
+            assert restarted.call("content") == sender.memory.bytes.tobytes()
+            assert sender.agent.poll(lost) is WriteState.LOST
+            target.kill()
+            assert sender.settle(lost) == [WriteState.DRAINED]
+            after = sender.agent.post(peer, sender.whole(restarted), b"3")
+            assert sender.settle(after) == [WriteState.DONE]
+
+
+@needs_mooncake
+def test_an_unregistered_destination_fails_one_post(senders: Senders) -> None:
+    sender = senders(4096)
+    with start_target(4096) as target:
+        peer = sender.add(target)
+        target.call("deregister")
+        handle = sender.agent.post(peer, sender.whole(target), b"never")
+        assert sender.settle(handle) == [WriteState.DRAINED]
+        assert "'target' failed a write" in str(handle.error)
+        message = sender.agent.post(peer, NO_WRITES, b"still there")
+        assert sender.settle(message) == [WriteState.DONE]
+        assert heard(sender, target, 1) == [b"still there"]
+        assert target.call("is_untouched")
+        assert sender.add(target) == peer
+        with pytest.raises(InvalidArgumentError, match="has no registered region"):
+            sender.agent.post(peer, sender.whole(target), b"x")
+
+
+@needs_mooncake
+def test_a_peer_that_takes_no_messages_gets_a_limit_and_then_what_was_taken(
+    senders: Senders,
+) -> None:
+    sender = senders(64)
+    with start_target(64) as target, start_target(64, "other") as other:
+        peer, other_peer = sender.add(target), sender.add(other)
+        target.freeze()
+        handles: list[WriteHandle] = []
+        refusal = None
+        for number in range(50_000):
+            try:
+                handles.append(sender.agent.post(peer, NO_WRITES, b"%d" % number + b"." * 1000))
+            except TransferError as error:
+                refusal = error
+                break
+            sender.agent.poll(handles[-1])
+        assert refusal is not None
+        assert (refusal.kind, refusal.peer) == ("limit", "target")
+        assert sender.settle(*handles) == [WriteState.DONE] * len(handles)
+        healthy = sender.agent.post(other_peer, NO_WRITES, b"y")
+        assert sender.settle(healthy) == [WriteState.DONE]
+        assert heard(sender, other, 1) == [b"y"]
+        target.thaw()
+        got = heard(sender, target, len(handles))
+        assert [int(message.rstrip(b".")) for message in got] == list(range(len(handles)))
+
+
+# --- the mailbox --------------------------------------------------------------------------------
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("<H", len(body)) + body
+
+
+HELLO = Hello(GENERATION, "writer")
+STRANGE_BYTES = {
+    "nothing": b"",
+    "empty frame": frame(b""),
+    "unknown letter": frame(b"Z"),
+    "frame too long": frame(b"N" * (MAX_NOTIFICATION_BYTES + 2)),
+    "notification before hello": frame(Notify(b"x").encode()),
+    "ping before hello": frame(Ping(1).encode()),
+    "hello for another generation": frame(Hello(b"x" * 16, "writer").encode()),
+    "hello of another version": frame(b"H\x63\x00" + GENERATION + b"writer"),
+    "hello without a name": frame(b"H\x01\x00" + GENERATION),
+    "hello with a bad name": frame(b"H\x01\x00" + GENERATION + b"a\nb"),
+    "hello with a foreign name": frame(b"H\x01\x00" + GENERATION + b"\xff"),
+    "hello cut": frame(b"H\x01"),
+    "hello twice": 2 * frame(HELLO.encode()) + frame(Notify(b"x").encode()),
+    "empty notification": frame(HELLO.encode()) + frame(b"N"),
+    "foreign notification": frame(HELLO.encode()) + frame(b"N\xff"),
+    "ping cut": frame(HELLO.encode()) + frame(b"P\x01"),
+}
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    mailbox = Mailbox("127.0.0.1", GENERATION)
+    yield mailbox
+    mailbox.close()
+
+
+def read_end(connected: socket.socket, mailbox: Mailbox) -> bytes:
+    """What a mailbox sends until it ends the connection."""
+    connected.settimeout(0.01)
+    received = b""
+    for _ in range(1000):
+        assert mailbox.receive() == []
+        try:
+            chunk = connected.recv(4096)
+        except TimeoutError:
+            continue
+        except ConnectionResetError:
+            return received
+        if not chunk:
+            return received
+        received += chunk
+    raise TimeoutError("the mailbox has not ended the connection")
+
+
+@pytest.mark.parametrize("sent", STRANGE_BYTES.values(), ids=STRANGE_BYTES.keys())
+def test_a_stranger_is_cut_off_and_others_are_heard(mailbox: Mailbox, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", mailbox.port)) as stranger:
+        good = FrameSocket(socket.create_connection(("127.0.0.1", mailbox.port)))
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        assert read_end(stranger, mailbox) == b""
+        good.send(HELLO)
+        good.send(Notify(b"good"))
+        good.send(Ping(7))
+        good.flush()
+        heard_here: list[tuple[str, bytes]] = []
+        pongs: list[object] = []
+        for _ in range(1000):
+            heard_here += mailbox.receive()
+            pongs += good.receive()
+            if pongs:
+                break
+            time.sleep(0.001)
+        good.close()
+    assert heard_here == [("writer", b"good")]
+    assert pongs == [Pong(7)]
+
+
+def test_frames_may_come_in_single_bytes(mailbox: Mailbox) -> None:
+    sent = frame(HELLO.encode()) + frame(Notify(b"a").encode()) + frame(Notify(b"b" * 99).encode())
+    heard_here: list[tuple[str, bytes]] = []
+    with socket.create_connection(("127.0.0.1", mailbox.port)) as writer:
+        writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for number in range(len(sent)):
+            writer.sendall(sent[number : number + 1])
+            heard_here += mailbox.receive()
+        for _ in range(1000):
+            if len(heard_here) == 2:
+                break
+            heard_here += mailbox.receive()
+            time.sleep(0.001)
+    assert heard_here == [("writer", b"a"), ("writer", b"b" * 99)]
+
+
+@pytest.mark.parametrize("sent", [HELLO, Notify(b"text"), Ping(0), Pong(2**64 - 1)])
+def test_a_frame_is_what_was_encoded(sent: Hello | Notify | Ping | Pong) -> None:
+    assert decode(sent.encode()) == sent
+    with pytest.raises(FrameError):
+        decode(b"")
+
+
+# --- descriptions and set-up --------------------------------------------------------------------
+
+
+def described(payload: bytes) -> Description:
+    return Description("mooncake", "x", GENERATION, payload, RegionTable("x"))
+
+
+def test_a_payload_names_a_host_and_two_ports() -> None:
+    good = MooncakePayload("10.0.0.1", 15001, 40000)
+    assert MooncakePayload.decode(described(good.encode())) == good
+    assert good.session == "10.0.0.1:15001"
+    for bad in (
+        b"",
+        b"\1\0\1",
+        b"\1\0\1\0",
+        b"\0\0\1\0host",
+        b"\1\0\0\0host",
+        b"\1\0\1\0" + b"h" * 256,
+        b"\1\0\1\0host:1",
+        b"\1\0\1\0a\nb",
+        b"\1\0\1\0\xff",
+    ):
+        with pytest.raises(DescriptionError, match="description of 'x'"):
+            MooncakePayload.decode(described(bad))
+
+
+@needs_mooncake
+def test_a_peer_that_is_not_there_is_dead(senders: Senders) -> None:
+    sender = senders(64)
+    with start_target(64) as target:
+        blob = target.call("describe")
+    for _ in range(2):
+        with pytest.raises(TransferError, match="cannot be reached") as caught:
+            sender.agent.add_peer(blob)
+        assert (caught.value.kind, caught.value.peer) == ("peer_dead", "target")
+
+
+@needs_mooncake
+def test_an_agent_sets_no_environment_and_starts_no_thread(senders: Senders) -> None:
+    library_environment.apply(library_environment.MOONCAKE)
+    before, thread_count = dict(os.environ), threading.active_count()
+    senders(64)
+    assert dict(os.environ) == before
+    assert threading.active_count() == thread_count
+
+
+@needs_mooncake
+def test_options_are_checked_before_an_engine_is_made() -> None:
+    library_environment.apply(library_environment.MOONCAKE)
+    for bad in (0, -1, 1025):
+        with pytest.raises(InvalidArgumentError, match="max_outstanding_writes"):
+            transports.create("mooncake", "a", max_outstanding_writes=bad)
+    for bad_host in ("", "no.such.host.invalid", "203.0.113.9", "::1"):
+        with pytest.raises(InvalidArgumentError, match="host"):
+            transports.create("mooncake", "a", host=bad_host)
+    with pytest.raises(InvalidArgumentError, match="write_cost_us"):
+        transports.create("mooncake", "a", write_cost_us=-1)
+
+
+@needs_mooncake
+def test_the_cost_of_a_write_is_measured_or_a_default(senders: Senders) -> None:
+    assert senders(64).agent.write_cost_us == 12.5
+    agent = transports.create("mooncake", "b", write_cost_us="measure")
+    assert 0.0 <= agent.write_cost_us < 1e4
+    agent.close()
+
+
+@needs_mooncake
+def test_errors_of_a_process_are_ours() -> None:
+    library_environment.apply(library_environment.MOONCAKE)
+    with start_target(64) as target, pytest.raises(RemoteError, match=r"^DescriptionError: "):
+        target.call("add_peer", b"nonsense")
+
+
+def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_modules(monkeypatch, "mooncake")
+    with pytest.raises(UnsupportedError, match=r"kvxfer\[mooncake-cpu\].*kvxfer\[mooncake\]"):
+        transports.create("mooncake", "agent")
