@@ -20,6 +20,7 @@ void bind_segment(pybind11::module_& module);
 void bind_pack_plan(pybind11::module_& module);
 void bind_write_list(pybind11::module_& module);
 void bind_copy_rows(pybind11::module_& module);
+void bind_gather_path(pybind11::module_& module);
 void bind_gather_shape(pybind11::module_& module);
 void bind_gather_plan(pybind11::module_& module);
 void bind_scratch_layout(pybind11::module_& module);

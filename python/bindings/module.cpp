@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   bind_pack_plan(module);
   bind_write_list(module);
   bind_copy_rows(module);
+  bind_gather_path(module);
   bind_gather_shape(module);
   bind_gather_plan(module);
   bind_scratch_layout(module);
