@@ -57,17 +57,8 @@ def judge(subject: Subject, layouts: Layouts, transport: str, outcome: Outcome) 
     """
     segments = _cut(layouts, subject.tokens, outcome.prefill.capacity_tokens)
     counts = counting.count_writes(layouts.source, layouts.destinations, segments)
-    source_rows = outcome.source.rows(subject.tokens)
-    arrived_rows = reassemble_rows(outcome.shards, subject.tokens)
-    comparisons = [
-        *checks.compare_rows(source_rows, outcome.shards),
-        *checks.compare_untouched(outcome.shards, subject.tokens, DESTINATION_POISON),
-        *_compare_counts(outcome, segments, counts),
-        *_compare_early_cut(outcome, segments, layouts.early_tokens),
-        *subject.compare(source_rows, arrived_rows, outcome.decodes[0].token),
-        *_compare_damaged_bytes(source_rows, outcome.shards, segments),
-    ]
-    row_bytes = sum(plane.row_bytes for plane in subject.planes)
+    comparisons = _compare_all(subject, layouts, outcome, segments, counts)
+    token_bytes = sum(plane.row_bytes for plane in subject.planes)
     metrics = outcome.prefill.room.metrics
     return DemoReport(
         model=subject.name,
@@ -84,7 +75,7 @@ def judge(subject: Subject, layouts: Layouts, transport: str, outcome: Outcome) 
         capacity_tokens=outcome.prefill.capacity_tokens,
         landing_modes=tuple(_modes(outcome)),
         segments=tuple(
-            MovedSegment(s.begin, s.end, s.is_final, (s.end - s.begin) * row_bytes)
+            MovedSegment(s.begin, s.end, s.is_final, (s.end - s.begin) * token_bytes)
             for s in segments
         ),
         writes=counts,
@@ -94,6 +85,26 @@ def judge(subject: Subject, layouts: Layouts, transport: str, outcome: Outcome) 
         text=subject.text,
         comparisons=tuple(comparisons),
     )
+
+
+def _compare_all(
+    subject: Subject,
+    layouts: Layouts,
+    outcome: Outcome,
+    segments: list[kvxfer.Segment],
+    counts: counting.WriteCounts,
+) -> list[checks.Comparison]:
+    """Compare bytes first, then counts, then what the model makes of the bytes, then controls."""
+    source_rows = outcome.source.rows(subject.tokens)
+    arrived_rows = reassemble_rows(outcome.shards, subject.tokens)
+    return [
+        *checks.compare_rows(source_rows, outcome.shards),
+        *checks.compare_untouched(outcome.shards, subject.tokens, DESTINATION_POISON),
+        *_compare_counts(outcome, segments, counts),
+        *_compare_early_cut(outcome, segments, layouts.early_tokens),
+        *subject.compare(source_rows, arrived_rows, outcome.decodes[0].token),
+        *_compare_damaged_bytes(source_rows, outcome.shards, segments),
+    ]
 
 
 def _cut(layouts: Layouts, tokens: int, capacity_tokens: int | None) -> list[kvxfer.Segment]:
