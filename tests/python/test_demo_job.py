@@ -151,6 +151,27 @@ def test_another_first_token_fails_the_job(moved: Moved) -> None:
     assert failed(report) == ["first token, which travelled as metadata"]
 
 
+def test_another_number_of_posted_writes_fails_the_job(moved: Moved) -> None:
+    room = moved.outcome.prefill.room
+    metrics = dataclasses.replace(room.metrics, writes=room.metrics.writes + 1)
+    prefill = dataclasses.replace(
+        moved.outcome.prefill, room=dataclasses.replace(room, metrics=metrics)
+    )
+    report = moved.judge(dataclasses.replace(moved.outcome, prefill=prefill))
+    assert failed(report) == ["writes of rows that were posted, in_place"]
+
+
+def test_ranks_that_land_differently_are_counted_each_by_its_way(moved: Moved) -> None:
+    report = moved.judge(moved.outcome)
+    first, second = moved.outcome.decodes
+    modes = dict.fromkeys(second.room.modes, "landing")
+    second = dataclasses.replace(second, room=dataclasses.replace(second.room, modes=modes))
+    mixed = moved.judge(dataclasses.replace(moved.outcome, decodes=[first, second]))
+    (counted,) = (c for c in mixed.comparisons if c.name.startswith("writes of rows"))
+    assert counted.name == "writes of rows that were posted, in_place and landing"
+    assert report.writes.landing < int(counted.expected) < report.writes.packed
+
+
 def test_a_report_without_comparisons_does_not_hold(moved: Moved) -> None:
     report = moved.judge(moved.outcome)
     assert not dataclasses.replace(report, comparisons=()).held

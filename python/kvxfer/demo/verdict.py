@@ -57,7 +57,7 @@ def judge(subject: Subject, layouts: Layouts, transport: str, outcome: Outcome) 
     """
     segments = _cut(layouts, subject.tokens, outcome.prefill.capacity_tokens)
     counts = counting.count_writes(layouts.source, layouts.destinations, segments)
-    comparisons = _compare_all(subject, layouts, outcome, segments, counts)
+    comparisons = _compare_all(subject, layouts, outcome, segments)
     token_bytes = sum(plane.row_bytes for plane in subject.planes)
     metrics = outcome.prefill.room.metrics
     return DemoReport(
@@ -92,7 +92,6 @@ def _compare_all(
     layouts: Layouts,
     outcome: Outcome,
     segments: list[kvxfer.Segment],
-    counts: counting.WriteCounts,
 ) -> list[checks.Comparison]:
     """Compare bytes first, then counts, then what the model makes of the bytes, then controls."""
     source_rows = outcome.source.rows(subject.tokens)
@@ -100,7 +99,7 @@ def _compare_all(
     return [
         *checks.compare_rows(source_rows, outcome.shards),
         *checks.compare_untouched(outcome.shards, subject.tokens, DESTINATION_POISON),
-        *_compare_counts(outcome, segments, counts),
+        *_compare_counts(layouts, outcome, segments),
         *_compare_early_cut(outcome, segments, layouts.early_tokens),
         *subject.compare(source_rows, arrived_rows, outcome.decodes[0].token),
         *_compare_damaged_bytes(source_rows, outcome.shards, segments),
@@ -123,7 +122,7 @@ def _cut(layouts: Layouts, tokens: int, capacity_tokens: int | None) -> list[kvx
 
 
 def _compare_counts(
-    outcome: Outcome, segments: list[kvxfer.Segment], counts: counting.WriteCounts
+    layouts: Layouts, outcome: Outcome, segments: list[kvxfer.Segment]
 ) -> list[checks.Comparison]:
     """Compare what the workers counted with what the plan says."""
     source = outcome.source.geometry
@@ -145,7 +144,7 @@ def _compare_counts(
         ),
         _compare_numbers(
             f"writes of rows that were posted, {' and '.join(sorted(set(_modes(outcome))))}",
-            [_planned_writes(outcome, counts)],
+            [_planned_writes(layouts, outcome, segments)],
             [outcome.prefill.room.metrics.writes - len(outcome.shards)],
         ),
     ]
@@ -174,11 +173,16 @@ def _modes(outcome: Outcome) -> list[str]:
     return [mode for decode in outcome.decodes for mode in decode.room.modes.values()]
 
 
-def _planned_writes(outcome: Outcome, counts: counting.WriteCounts) -> int:
-    """Return the writes of rows that the chosen way takes."""
-    if outcome.prefill.capacity_tokens is None:
-        return counts.row_by_row
-    return counts.landing if set(_modes(outcome)) == {"landing"} else counts.packed
+def _planned_writes(layouts: Layouts, outcome: Outcome, segments: list[kvxfer.Segment]) -> int:
+    """Return the writes of rows that the way chosen for each destination rank takes."""
+    planned = 0
+    for geometry, mode in zip(layouts.destinations, _modes(outcome), strict=True):
+        counts = counting.count_writes(layouts.source, [geometry], segments)
+        if outcome.prefill.capacity_tokens is None:
+            planned += counts.row_by_row
+        else:
+            planned += counts.landing if mode == "landing" else counts.packed
+    return planned
 
 
 def _compare_numbers(name: str, expected: list[int], got: list[int]) -> checks.Comparison:
