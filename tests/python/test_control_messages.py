@@ -92,7 +92,6 @@ messages = st.one_of(
         room_generation=counts,
         source_generation=counts,
         source_index=counts,
-        source_count=counts,
         terms=relayout_terms,
         first_position=counts,
         pages=st.binary(max_size=64),

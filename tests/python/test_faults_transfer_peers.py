@@ -181,7 +181,7 @@ def test_a28_a_reused_metadata_slot_does_not_pass_for_the_new_room() -> None:
     assert eleven.receivers[0].metadata == b"eleven"
     twelve = Transfer(world, [source], [destination], 4, room=12, metadata_bytes=16)
     twelve.open()
-    slot = twelve.receivers[0]._slot
+    slot = twelve.receivers[0]._inbox._slot
     assert slot is not None
     assert slot.memory[:8].tolist() == [0] * 8
     world.wire.completes_on_poll = None
@@ -202,7 +202,7 @@ def test_a28_a_slot_that_holds_another_room_fails_with_both_numbers() -> None:
     world.wire.holds_notifications = True
     transfer.send(4, is_final=True, metadata=b"twelve")
     world.poll_until(lambda: len(world.wire.held) == 1)
-    slot = transfer.receivers[0]._slot
+    slot = transfer.receivers[0]._inbox._slot
     assert slot is not None
     slot.memory[0] = 0
     world.wire.deliver()

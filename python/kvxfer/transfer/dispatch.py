@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from kvxfer import InvalidArgumentError, PackBufferLayout, PageTable, Segment, direct_writes
-from kvxfer.transfer.completion import Completion
 from kvxfer.transfer.copies import Ready
 from kvxfer.transfer.destination import Destination, no_runs
+from kvxfer.transfer.epilogue import Epilogue
 from kvxfer.transfer.flight import Flight, FlightEvents, Outgoing
 from kvxfer.transfer.messages import Grant, Want
 from kvxfer.transfer.pack_ring import Slot
 from kvxfer.transfer.room import RoomMetrics
-from kvxfer.transfer.services import METADATA_HEADER_BYTES, Services
-from kvxfer.transfer.state import StateComponent, present, state_writes
+from kvxfer.transfer.services import Services
 from kvxfer.transfer.writes import Runs, row_write_count
 
 __all__ = ["Departures", "PlannedSegment"]
@@ -32,6 +29,11 @@ class PlannedSegment:
     segment: Segment
     table: PageTable
     ready: Ready | None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its rows may be read."""
+        return self.ready is None or self.ready.query()
 
 
 class DepartureEvents(FlightEvents, Protocol):
@@ -68,11 +70,10 @@ class Departures:
         self._room = room
         self._segments: list[PlannedSegment] = []
         self._flights: list[Flight] = []
-        self._state: list[StateComponent] = []
-        self._metadata: bytes | None = None
         self._layouts: dict[tuple[int, ...], PackBufferLayout] = {}
         self._waits_since: float | None = None
         self._late_since: float | None = None
+        self.epilogue = Epilogue(services, room.room)
         self.capacity_tokens: int | None = None
         self.wait_s = 0.0
 
@@ -113,10 +114,6 @@ class Departures:
         ]
         self.capacity_tokens = min(capacities)
 
-    def set_extras(self, state: list[StateComponent], metadata: bytes | None) -> None:
-        """Set what follows the final segment."""
-        self._state, self._metadata = state, metadata
-
     def add(self, segments: list[PlannedSegment]) -> None:
         """Queue segments, in order."""
         self._segments += segments
@@ -131,7 +128,7 @@ class Departures:
         """Forget what has not left."""
         self._segments.clear()
         self._services.buffers.ring.withdraw(self)
-        self._services.buffers.outbox.withdraw(self)
+        self.epilogue.drop()
 
     def poll(self) -> None:
         """Follow what is under way."""
@@ -159,6 +156,8 @@ class Departures:
     def missing(self) -> tuple[str, str]:
         """Return who keeps the next segment from leaving, and words for it."""
         deadline_s = self._services.options.transfer_deadline_s
+        if not self._segments[-1].is_ready:
+            return "", f"the engine's event did not happen within {deadline_s:g} s"
         behind = [d for d in self._room.destinations if self._is_behind(d)]
         no_region = [d.peer.name for d in behind if d.lands and not d.credits]
         if no_region:
@@ -170,12 +169,6 @@ class Departures:
             "pack buffers are in use"
         )
 
-    def count_extras(self, destination: Destination) -> None:
-        """Count the state and metadata that reached a receiver."""
-        self._room.metrics.state_bytes += int(self._state_runs(destination)[:, 2].sum())
-        if destination.metadata is not None:
-            self._room.metrics.metadata_bytes += len(self._metadata or b"")
-
     def _is_behind(self, destination: Destination) -> bool:
         if destination.is_final_started:
             return False
@@ -186,7 +179,7 @@ class Departures:
 
     def _start_segment(self, planned: PlannedSegment, group: list[Destination]) -> None:
         """Let a segment leave for the receivers that stand at it."""
-        if planned.ready is not None and not planned.ready.query():
+        if not planned.is_ready:
             return
         empty = [d for d in group if not d.segment_bytes(planned.segment)]
         direct = [d for d in group if d not in empty and not d.packs]
@@ -263,7 +256,7 @@ class Departures:
         if not segment.is_final:
             return Outgoing(destination, runs, completion.encode(), row_bytes)
         destination.final_completion = completion
-        if self._has_extras(destination) or destination.outstanding:
+        if self.epilogue.has_extras(destination) or destination.outstanding:
             return Outgoing(destination, runs, b"", row_bytes) if row_bytes else None
         destination.is_final_started = True
         notification = destination.final_notification(0, 0, 0)
@@ -277,69 +270,24 @@ class Departures:
             return
         if destination.owed_bytes and destination.cursor < len(self._segments):
             return
-        if destination.owed_bytes == 0 and not self._is_due(self._segments[-1].ready):
+        if destination.owed_bytes == 0 and not self._segments[-1].is_ready:
             return
         self._send_final(destination)
 
-    def _is_due(self, ready: Ready | None) -> bool:
-        return ready is None or ready.query()
-
     def _send_final(self, destination: Destination) -> None:
         try:
-            state_runs = self._state_runs(destination)
-            self._check_metadata(destination)
+            made = self.epilogue.make(destination)
         except InvalidArgumentError as error:
             self._room.fail("refused", destination.peer.name, str(error))
             return
-        slot: Slot | None = None
-        runs = [state_runs]
-        metadata_bytes = 0
-        outbox = self._services.buffers.outbox
-        if destination.metadata is not None:
-            assert self._metadata is not None
-            slot = outbox.lease(self)
-            if slot is None:
-                self._note_wait()
-                return
-            metadata_bytes = len(self._metadata)
-            content = self._room.room.to_bytes(METADATA_HEADER_BYTES, "little") + self._metadata
-            slot.memory[: len(content)] = np.frombuffer(content, dtype=np.uint8)
-            runs.append(np.array([[slot.address, destination.metadata[0], len(content)]]))
-        self._end_wait()
-        if destination.final_completion is None:
-            destination.final_completion = self._whole_completion(destination)
-        notification = destination.final_notification(
-            len(present(destination.state)), int(state_runs[:, 2].sum()), metadata_bytes
-        )
-        destination.is_final_started = True
-        all_runs = np.concatenate(runs)
-        item = Outgoing(destination, lambda: all_runs, notification, is_final=True)
-        self._fly(Flight(self._services, self._room, [item], (outbox, slot) if slot else None))
-
-    def _whole_completion(self, destination: Destination) -> Completion:
-        whole = Segment(destination.prefix, destination.end, True)
-        return destination.completion(
-            self._room.room, self._services.transport.agent_name, whole, None
-        )
-
-    def _state_runs(self, destination: Destination) -> Runs:
-        return state_writes(self._state, destination.state)
-
-    def _has_extras(self, destination: Destination) -> bool:
-        return bool(self._state or destination.state) or destination.metadata is not None
-
-    def _check_metadata(self, destination: Destination) -> None:
-        if destination.metadata is None:
+        if made is None:
+            self._note_wait()
             return
-        room_bytes = destination.metadata[1] - METADATA_HEADER_BYTES
-        have_bytes = None if self._metadata is None else len(self._metadata)
-        limit_bytes = min(room_bytes, self._services.options.metadata_slot_bytes)
-        if have_bytes is None:
-            raise InvalidArgumentError("receiver asked for metadata, but the final send has none")
-        if have_bytes > limit_bytes:
-            raise InvalidArgumentError(
-                f"metadata has {have_bytes} bytes, expected at most {limit_bytes}"
-            )
+        self._end_wait()
+        item, slot = made
+        destination.is_final_started = True
+        slot_of = (self._services.buffers.outbox, slot) if slot is not None else None
+        self._fly(Flight(self._services, self._room, [item], slot_of))
 
     def _layout_of(self, group: list[Destination]) -> PackBufferLayout:
         """Return the regions of a set of receivers; one set serves nearly every segment."""

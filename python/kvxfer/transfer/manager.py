@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from kvxfer import InvalidArgumentError, PageTable
 from kvxfer.errors import DeadlineError
+from kvxfer.transfer.asking import Wanted
 from kvxfer.transfer.control import ControlChannel
 from kvxfer.transfer.copies import HostCopies, InlineExecutor, RowCopies
 from kvxfer.transfer.mailer import Mailer
@@ -18,7 +19,7 @@ from kvxfer.transfer.messages import Hello, Identity
 from kvxfer.transfer.options import LandingMode, TransferOptions
 from kvxfer.transfer.peers import Peer, PeerTable
 from kvxfer.transfer.pool import LocalPool, MemorySpan
-from kvxfer.transfer.receiver import ReceiverRoom, Wanted
+from kvxfer.transfer.receiver import ReceiverRoom
 from kvxfer.transfer.room import RoomState, check_room_id
 from kvxfer.transfer.router import Router
 from kvxfer.transfer.sender import SenderRoom

@@ -100,7 +100,6 @@ class Request(Struct, tag="request", forbid_unknown_fields=True, frozen=True):
     room_generation: Int
     source_generation: Int
     source_index: Int
-    source_count: Int
     terms: RelayoutTerms
     first_position: Int
     pages: Annotated[bytes, Meta(max_length=4 << 20)]

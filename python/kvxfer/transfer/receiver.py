@@ -3,50 +3,25 @@
 """A receiver's room: asks its sources, counts what arrives, unpacks, and holds its pages."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from kvxfer import Error, InvalidArgumentError, PageTable, Relayout, Segment
+from msgspec import structs
+
+from kvxfer import InvalidArgumentError, Segment
+from kvxfer.errors import TransferError
+from kvxfer.transfer.asking import Wanted, agree_with_all, request_to
 from kvxfer.transfer.completion import Completion
-from kvxfer.transfer.coverage import check_coverage
 from kvxfer.transfer.landing import Region, RegionHolder
-from kvxfer.transfer.messages import Abort, Credit, Request
-from kvxfer.transfer.options import LandingMode
-from kvxfer.transfer.pack_ring import Slot
+from kvxfer.transfer.messages import Abort, Credit
+from kvxfer.transfer.metadata import MetadataInbox
 from kvxfer.transfer.peers import Link, LinkState, Peer
 from kvxfer.transfer.room import ActiveTime, Room, RoomResult, RoomState
-from kvxfer.transfer.services import METADATA_HEADER_BYTES, Services
-from kvxfer.transfer.source import Source, choose_landing, source_terms
-from kvxfer.transfer.state import StateComponent, present, total_bytes
-from kvxfer.transfer.terms import plane_list
+from kvxfer.transfer.services import Services
+from kvxfer.transfer.source import Source
+from kvxfer.transfer.state import total_bytes
 from kvxfer.transfer.unpacking import Unpack
 
-__all__ = ["ReceiverRoom", "Wanted"]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a receiver wants of its sources.
-
-    Attributes
-    ----------
-    table : PageTable
-        Pages of this rank for the positions to receive; with plane addresses.
-    prefix, end : int
-        Positions to receive: [prefix, end).                                      [unit: tokens]
-    state : sequence of StateComponent
-        Where state goes; the same kinds in the same order as the sources'.
-    metadata_bytes : int
-        Most bytes of metadata that the first source sends; 0: none.
-    landing : {"auto", "in_place", "landing"}
-        How rows land.
-    """
-
-    table: PageTable
-    prefix: int
-    end: int
-    state: Sequence[StateComponent] = field(default=())
-    metadata_bytes: int = 0
-    landing: LandingMode = "auto"
+__all__ = ["ReceiverRoom"]
 
 
 class ReceiverRoom(Room):
@@ -70,7 +45,12 @@ class ReceiverRoom(Room):
         self._failed_at: float | None = None
         self._unpacks: list[Unpack] = []
         self._time = ActiveTime()
-        self._slot: Slot | None = self._lease_slot()
+        self._inbox = MetadataInbox(
+            services.buffers.inbox,
+            room,
+            wanted.metadata_bytes,
+            services.options.metadata_slot_bytes,
+        )
         self._sources = [
             Source(index, link, RegionHolder(self._granter(index)))
             for index, link in enumerate(links)
@@ -233,25 +213,6 @@ class ReceiverRoom(Room):
 
     # -- own ------------------------------------------------------------------------------------
 
-    def _lease_slot(self) -> Slot | None:
-        if self._wanted.metadata_bytes == 0:
-            return None
-        inbox, options = self._services.buffers.inbox, self._services.options
-        if self._wanted.metadata_bytes > options.metadata_slot_bytes:
-            raise InvalidArgumentError(
-                f"metadata_bytes is {self._wanted.metadata_bytes}, expected at most "
-                f"metadata_slot_bytes = {options.metadata_slot_bytes}"
-            )
-        slot = inbox.lease(self)
-        if slot is None:
-            inbox.withdraw(self)
-            raise InvalidArgumentError(
-                f"room {self.room}: all {inbox.slot_count} metadata slots are in use, "
-                "expected metadata_slot_count to cover the rooms that are open at once"
-            )
-        slot.memory[:METADATA_HEADER_BYTES] = 0
-        return slot
-
     def _granter(self, index: int) -> Callable[[list[Region]], None]:
         """Return what tells a source of regions that are granted later."""
 
@@ -277,77 +238,25 @@ class ReceiverRoom(Room):
             self._ask()
 
     def _ask(self) -> None:
-        """Compute the terms with every source, then ask all of them or none."""
-        table = self._wanted.table
-        for source in self._sources:
-            assert source.peer is not None
-            try:
-                self._agree(source, source.peer)
-            except Error as error:
-                self.fail("refused", source.name, str(error))
-                return
+        """Agree with every source, then ask all of them, or none."""
         try:
-            relayouts = [s.relayout for s in self._sources if s.relayout is not None]
-            check_coverage(relayouts, table.layout)
-        except InvalidArgumentError as error:
-            self.fail("refused", ", ".join(s.name for s in self._sources), str(error))
+            agree_with_all(self._services, self.room, self._wanted, self._sources)
+        except TransferError as error:
+            self.fail(error.kind, error.peer, error.message)
             return
         for source in self._sources:
             self._send_request(source)
         self.advance_to(RoomState.WAITING_FOR_INPUT)
 
-    def _agree(self, source: Source, peer: Peer) -> None:
-        services, wanted = self._services, self._wanted
-        try:
-            relayout = Relayout(peer.layout, services.pool.layout)
-        except Error as error:
-            raise InvalidArgumentError(
-                f"{error}; source planes {plane_list(peer.layout)}, "
-                f"destination planes {plane_list(services.pool.layout)}"
-            ) from error
-        span = Segment(wanted.prefix, wanted.end, True)
-        region_bytes = services.buffers.landing.region_bytes
-        landing = choose_landing(
-            services.options,
-            wanted.landing,
-            relayout,
-            wanted.table,
-            span,
-            region_bytes,
-            peer.write_cost_us,
-        )
-        if landing.mode == "landing":
-            needed_bytes = relayout.max_segment_bytes(relayout.alignment_tokens)
-            if needed_bytes > region_bytes:
-                raise InvalidArgumentError(
-                    f"rows must land, and the smallest segment of {relayout.alignment_tokens} "
-                    f"tokens has {needed_bytes} bytes, but landing regions have {region_bytes}"
-                )
-        source.agree(peer, relayout, source_terms(relayout, span, landing))
-
     def _send_request(self, source: Source) -> None:
-        assert source.peer is not None
-        assert source.terms is not None
-        wanted = self._wanted
-        regions = self._services.buffers.landing.reserve(source.holder) if source.lands else []
-        has_slot = source.index == 0 and self._slot is not None
-        request = Request(
-            room=self.room,
-            room_generation=self.generation,
-            source_generation=source.peer.generation,
-            source_index=source.index,
-            source_count=len(self._sources),
-            terms=source.terms,
-            first_position=wanted.table.first_position,
-            pages=wanted.table.pages.astype("<i8").tobytes(),
-            state=[component.terms() for component in present(wanted.state)],
-            metadata=(self._slot.address, self._slot.size_bytes)
-            if has_slot and self._slot
-            else None,
-            grants=[region.grant() for region in regions],
+        landing = self._services.buffers.landing
+        request = structs.replace(
+            request_to(source, self.room, self.generation, self._wanted),
+            metadata=self._inbox.target if source.index == 0 else None,
+            grants=[r.grant() for r in (landing.reserve(source.holder) if source.lands else [])],
         )
         source.was_asked = True
-        self._services.mailer.send(source.peer.address, request)
+        self._services.mailer.send(source.link.address, request)
 
     def _unpack(self, source: Source, completion: Completion, region: Region) -> None:
         assert source.relayout is not None
@@ -391,9 +300,8 @@ class ReceiverRoom(Room):
         source.is_drained = True
         if source.unpacking_count == 0:
             self._services.buffers.landing.release_all(source.holder)
-        if source.index == 0 and self._slot is not None:
-            self._services.buffers.inbox.give_back(self._slot)
-            self._slot = None
+        if source.index == 0:
+            self._inbox.give_back()
 
     def _check_complete(self) -> None:
         if self.state.is_over or self.state is RoomState.BOOTSTRAPPING:
@@ -408,28 +316,23 @@ class ReceiverRoom(Room):
         if got != wanted_bytes:
             self.fail("protocol", "", f"state has {got} bytes, expected {wanted_bytes}")
             return
-        if self._slot is not None and not self._take_metadata(self._slot):
+        if self._inbox.target is not None and not self._take_metadata():
             return
         self.advance_to(RoomState.SUCCESS)
         self._services.counters["succeeded"] += 1
         for source in self._sources:
             self._settle(source)
 
-    def _take_metadata(self, slot: Slot) -> bool:
-        """Copy the metadata out; return False while the slot holds no room."""
-        header = slot.memory[:METADATA_HEADER_BYTES].tobytes()
-        holder = int.from_bytes(header, "little")
-        if holder == 0:
-            return False
-        if holder != self.room:
-            self.fail(
-                "protocol", "", f"metadata slot {slot.index} holds room {holder}, not {self.room}"
-            )
-            return False
+    def _take_metadata(self) -> bool:
+        """Copy the metadata out; return False while the slot holds no room, or another one."""
         final = self._sources[0].final
-        assert final is not None
-        begin = METADATA_HEADER_BYTES
-        self.metadata = slot.memory[begin : begin + final.metadata_bytes].tobytes()
+        if final is None or self._inbox.holder() == 0:
+            return False
+        try:
+            self.metadata = self._inbox.take(final.metadata_bytes)
+        except InvalidArgumentError as error:
+            self.fail("protocol", self._sources[0].name, str(error))
+            return False
         return True
 
     def _fail_missing(self, missing: list[Source], message: str) -> None:

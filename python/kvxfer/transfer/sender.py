@@ -3,39 +3,23 @@
 """A sender's room: splits what the engine hands over, packs, posts, completes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from numpy.typing import ArrayLike
 
-from kvxfer import (
-    CapacityError,
-    Error,
-    InvalidArgumentError,
-    PageTable,
-    Segment,
-    split_segments,
-)
+from kvxfer import CapacityError, Error, InvalidArgumentError, PageTable
 from kvxfer.transfer.copies import Ready
 from kvxfer.transfer.destination import Destination
-from kvxfer.transfer.dispatch import Departures, PlannedSegment
+from kvxfer.transfer.dispatch import Departures
 from kvxfer.transfer.flight import Outgoing
 from kvxfer.transfer.messages import Abort, Credit, Drained, Request
 from kvxfer.transfer.peers import Peer
 from kvxfer.transfer.room import ActiveTime, Room, RoomResult, RoomState
+from kvxfer.transfer.send_queue import Send, SendQueue, check_extras
 from kvxfer.transfer.services import Services
 from kvxfer.transfer.state import StateComponent
 
 __all__ = ["SenderRoom"]
-
-
-@dataclass(frozen=True)
-class _Send:
-    """One call of the engine."""
-
-    table: PageTable
-    end: int
-    is_final: bool
-    ready: Ready | None
 
 
 class SenderRoom(Room):
@@ -53,9 +37,7 @@ class SenderRoom(Room):
         self._services = services
         self._destination_count = destination_count
         self._destinations: list[Destination] = []
-        self._sends: list[_Send] = []
-        self._position = 0
-        self._is_final_given = False
+        self._sends = SendQueue()
         self._asked_count = 0
         self._missing_count = 0
         self._time = ActiveTime()
@@ -104,11 +86,10 @@ class SenderRoom(Room):
             if self.state.is_over:
                 return
             table = pages if isinstance(pages, PageTable) else self._services.pool.table(pages)
-            self._check_send(table, end, is_final, bool(state) or metadata is not None)
-            self._sends.append(_Send(table, end, is_final, ready))
+            check_extras(is_final, bool(state) or metadata is not None)
+            self._sends.add(Send(table, end, is_final, ready))
             if is_final:
-                self._is_final_given = True
-                self._departures.set_extras(list(state), metadata)
+                self._departures.epilogue.set(tuple(state), metadata)
             self.touch()
             self._plan_sends()
 
@@ -121,7 +102,7 @@ class SenderRoom(Room):
     def pages_held(self) -> bool:
         """Whether source pages of the room may still be read."""
         with self._services.lock:
-            is_queued = bool(self._sends) or self._departures.is_pending
+            is_queued = not self._sends.is_empty or self._departures.is_pending
             return (is_queued and not self.state.is_over) or self._departures.reads_source
 
     @property
@@ -282,7 +263,7 @@ class SenderRoom(Room):
             self.metrics.failed_bytes += outgoing.row_bytes
         if outgoing.is_final and is_done:
             destination.is_over = True
-            self._departures.count_extras(destination)
+            self._departures.epilogue.count(destination, self.metrics)
         if destination.awaits_drain and destination.outstanding == 0:
             destination.awaits_drain = False
             self._tell_drained(destination)
@@ -301,25 +282,6 @@ class SenderRoom(Room):
     @property
     def _is_ready(self) -> bool:
         return len(self._destinations) == self._destination_count
-
-    def _check_send(self, table: PageTable, end: int, is_final: bool, has_extras: bool) -> None:
-        if self._is_final_given:
-            raise InvalidArgumentError(f"room {self.room}: the final send was made already")
-        last_end = self._sends[-1].end if self._sends else self._position
-        if end < last_end:
-            raise InvalidArgumentError(
-                f"room {self.room}: end is {end}, expected at least {last_end}, "
-                "where the last send ended"
-            )
-        if has_extras and not is_final:
-            raise InvalidArgumentError(
-                f"room {self.room}: state and metadata go with the final send only"
-            )
-        if end > table.end_position:
-            raise InvalidArgumentError(
-                f"room {self.room}: source pages end at position {table.end_position}, "
-                f"expected at least {end}"
-            )
 
     def _checked_destination(self, peer: Peer, request: Request) -> Destination:
         services = self._services
@@ -363,7 +325,6 @@ class SenderRoom(Room):
         except CapacityError as error:
             self.fail("capacity", "", str(error))
             return
-        self._position = self._destinations[0].prefix
         self.advance_to(RoomState.WAITING_FOR_INPUT)
         self._plan_sends()
 
@@ -371,42 +332,14 @@ class SenderRoom(Room):
         """Cut what was handed over into segments, once it is known for whom."""
         if not self._is_ready:
             return
-        sends, self._sends = self._sends, []
-        end = self._destinations[0].end
-        for send in sends:
-            if send.end > end or (send.is_final and send.end != end):
-                self.fail(
-                    "refused",
-                    "",
-                    f"send ends at {send.end}, but the receivers asked for positions up to {end}",
-                )
-                return
-            self._plan_send(send)
-
-    def _plan_send(self, send: _Send) -> None:
-        segments: list[Segment] = []
-        if send.end > self._position or send.is_final:
-            segments = split_segments(
-                self._position,
-                send.end,
-                is_final=send.is_final,
-                prefix=self._destinations[0].prefix,
-                alignment_tokens=self._destinations[0].relayout.alignment_tokens,
-                capacity_tokens=self.capacity_tokens,
-            )
-        if not segments:
+        try:
+            planned = self._sends.cut(self._destinations, self.capacity_tokens)
+        except InvalidArgumentError as error:
+            self.fail("refused", "", str(error))
             return
-        if segments[0].begin < segments[-1].end and send.table.first_position > segments[0].begin:
-            self.fail(
-                "refused",
-                "",
-                f"source pages begin at position {send.table.first_position}, "
-                f"expected at most {segments[0].begin}",
-            )
-            return
-        self._position = segments[-1].end
-        self._departures.add([PlannedSegment(s, send.table, send.ready) for s in segments])
-        self.advance_to(RoomState.TRANSFERRING)
+        if planned:
+            self._departures.add(planned)
+            self.advance_to(RoomState.TRANSFERRING)
 
     def _tell_drained(self, destination: Destination) -> None:
         self._services.mailer.send(

@@ -13,15 +13,13 @@ from kvxfer import memory_view
 from kvxfer.transfer.copies import RowCopies
 from kvxfer.transfer.landing import LandingPool, Region
 from kvxfer.transfer.mailer import Mailer
+from kvxfer.transfer.metadata import METADATA_HEADER_BYTES
 from kvxfer.transfer.options import TransferOptions
 from kvxfer.transfer.pack_ring import Slot, SlotRing
 from kvxfer.transfer.pool import LocalPool, MemorySpan
 from kvxfer.transports.protocol import Transport
 
-__all__ = ["METADATA_HEADER_BYTES", "Buffers", "Services"]
-
-# A metadata slot begins with the room that it holds, 0 for none.
-METADATA_HEADER_BYTES = 8
+__all__ = ["Buffers", "Services"]
 
 
 @dataclass(frozen=True)

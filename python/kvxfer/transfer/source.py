@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One source of a receiver's room: what it owes, what has arrived, what is still open."""
 
-from kvxfer import InvalidArgumentError, PageTable, Relayout, Segment, packed_writes
+from kvxfer import InvalidArgumentError, Relayout
 from kvxfer.transfer.completion import NO_REGION, Completion
 from kvxfer.transfer.landing import Region, RegionHolder
-from kvxfer.transfer.options import LandingMode, TransferOptions
 from kvxfer.transfer.peers import Link, Peer
-from kvxfer.transfer.terms import Landing, RelayoutTerms, relayout_terms
+from kvxfer.transfer.terms import RelayoutTerms
 
-__all__ = ["Source", "choose_landing"]
+__all__ = ["Source"]
 
 
 class Source:
@@ -160,51 +159,3 @@ class Source:
     def region_of(self, completion: Completion) -> Region | None:
         """Return the region that holds a segment's rows, None where they are in place."""
         return self.holder.held.get(completion.region)
-
-
-def choose_landing(
-    options: TransferOptions,
-    told: LandingMode,
-    relayout: Relayout,
-    table: PageTable,
-    span: Segment,
-    region_bytes: int,
-    write_cost_us: float,
-) -> Landing:
-    """Return how the rows of a room land, and refuse what cannot.
-
-    Where both ways are possible, "auto" compares the cost of the writes in place with one write and
-    one unpack per segment. A relayout that needs no packing is never cut, so "auto" leaves it in
-    place.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If in place was asked for rows that need an unpack.
-    """
-    if relayout.segment_bytes(span.begin, span.end) == 0:
-        return Landing("none")
-    if relayout.needs_unpacking:
-        if told == "in_place":
-            raise InvalidArgumentError(
-                "landing is 'in_place', but the destination rows of this relayout are strided: "
-                "expected 'auto' or 'landing'"
-            )
-        return Landing("landing", region_bytes)
-    if told != "auto":
-        return Landing(told, region_bytes if told == "landing" else 0)
-    if not relayout.needs_packing or region_bytes == 0 or write_cost_us == 0:
-        return Landing("in_place")
-    row_bytes = relayout.segment_bytes(span.begin, span.end)
-    segment_count = -(-row_bytes // region_bytes)
-    in_place_us = len(packed_writes(relayout, [span], 0, table)) * write_cost_us
-    landing_us = segment_count * (write_cost_us + options.unpack_launch_us)
-    landing_us += row_bytes / options.unpack_bytes_per_us
-    if landing_us < in_place_us:
-        return Landing("landing", region_bytes)
-    return Landing("in_place")
-
-
-def source_terms(relayout: Relayout, span: Segment, landing: Landing) -> RelayoutTerms:
-    """Return the terms that a source has to agree with."""
-    return relayout_terms(relayout, span.begin, span.end, landing)
