@@ -1,96 +1,46 @@
 // SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
 // SPDX-License-Identifier: Apache-2.0
 
-// What planning a request costs on the host: prefill on one rank, pages of 64 tokens, rows of 576
-// bytes, segments of 8,192 tokens to one of four decode ranks. The time of one emitted run stands
-// in the counter s/run.
+// What planning a request costs on the host. The counter s/run is the time of one emitted run.
 
-#include <kvxfer/pack_plan.hpp>
-#include <kvxfer/page_table.hpp>
-#include <kvxfer/relayout.hpp>
-#include <kvxfer/segment.hpp>
+#include "support/planner_request.hpp"
+
 #include <kvxfer/write_list.hpp>
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <numeric>
-#include <optional>
-#include <random>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace {
 
-using kvxfer::PackBufferLayout;
-using kvxfer::PageTable;
-using kvxfer::PoolLayout;
-using kvxfer::Relayout;
-using kvxfer::Segment;
-using kvxfer::Sharding;
+using kvxfer::bench::kRegionAddress;
+using kvxfer::bench::kSegment;
+using kvxfer::bench::Request;
 
-constexpr std::int64_t kPageSize = 64;
-constexpr std::int64_t kRowBytes = 576;
-constexpr std::int64_t kDecodeRanks = 4;
-constexpr std::int64_t kCapacityTokens = 8192;
-constexpr std::int64_t kRequestTokens = 163840;
-constexpr std::int64_t kPoolPages = 4096;
-constexpr std::int64_t kRegionAddress = std::int64_t{1} << 40;
-
-std::shared_ptr<const PoolLayout> pool(std::int64_t plane_count, const Sharding& sharding) {
-  std::vector<kvxfer::Plane> planes(static_cast<std::size_t>(plane_count));
-  for (std::size_t layer = 0; layer < planes.size(); ++layer) {
-    planes[layer].layer = static_cast<std::int64_t>(layer);
-    planes[layer].row_bytes = kRowBytes;
-  }
-  return std::make_shared<PoolLayout>(
-      PoolLayout::Spec{kPageSize, kPoolPages, std::move(planes), sharding, std::nullopt});
-}
-
-/// The page table of a whole request; planes of a pool lie one after another.
-PageTable table(const std::shared_ptr<const PoolLayout>& layout, bool is_shuffled) {
-  std::vector<std::int64_t> pages(static_cast<std::size_t>(kPoolPages));
-  std::iota(pages.begin(), pages.end(), 0);
-  if (is_shuffled) std::shuffle(pages.begin(), pages.end(), std::mt19937_64(1));
-  pages.resize(static_cast<std::size_t>(kRequestTokens / layout->widened_page_tokens()));
-  std::vector<std::int64_t> addresses;
-  for (std::size_t plane = 0; plane < layout->planes().size(); ++plane) {
-    addresses.push_back(kRegionAddress +
-                        static_cast<std::int64_t>(plane + 1) * layout->plane_bytes(plane));
-  }
-  return {layout, std::move(pages), 0, std::move(addresses)};
-}
-
-/// One request on its way from the prefill rank to the first decode rank.
-struct Request {
-  Request(std::int64_t plane_count, bool is_shuffled)
-      : source_layout(pool(plane_count, Sharding{})),
-        destination_layout(pool(plane_count, Sharding(kDecodeRanks, 0))),
-        relayout(source_layout, destination_layout),
-        source(table(source_layout, is_shuffled)),
-        destination(table(destination_layout, is_shuffled)) {}
-
-  [[nodiscard]] static std::vector<Segment> segments() {
-    return kvxfer::split_segments({0, kRequestTokens, 0, true}, kPageSize,
-                                  kCapacityTokens);
-  }
-
-  std::shared_ptr<const PoolLayout> source_layout;
-  std::shared_ptr<const PoolLayout> destination_layout;
-  Relayout relayout;
-  PageTable source;
-  PageTable destination;
-};
-
-void count_runs(benchmark::State& state, std::size_t runs) {
-  state.counters["runs"] = static_cast<double>(runs);
+void count_runs(benchmark::State& state, std::size_t run_count) {
+  const auto runs = static_cast<double>(run_count);
+  state.counters["runs"] = runs;
   state.counters["s/run"] = benchmark::Counter(
-      static_cast<double>(runs),
-      static_cast<benchmark::Counter::Flags>(benchmark::Counter::kIsIterationInvariantRate |
-                                             benchmark::Counter::kInvert));
+      runs, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+/// Times `plan()`, which returns a WriteList.
+template <class Plan>
+void time_plan(benchmark::State& state, Plan plan) {
+  std::size_t run_count = 0;
+  for (auto _ : state) {
+    const auto list = plan();
+    benchmark::DoNotOptimize(list.runs.data());
+    run_count = list.runs.size();
+  }
+  count_runs(state, run_count);
+}
+
+Request latent_request(const benchmark::State& state) {
+  return {kvxfer::bench::latent_planes(state.range(0)), state.range(1) != 0};
 }
 
 void split_request(benchmark::State& state) {
@@ -101,78 +51,71 @@ void split_request(benchmark::State& state) {
 BENCHMARK(split_request);
 
 void pack_plan_segment(benchmark::State& state) {
-  const auto source = pool(state.range(0), Sharding{});
-  std::vector<Relayout> relayouts;
-  for (std::int64_t rank = 0; rank < kDecodeRanks; ++rank)
-    relayouts.emplace_back(source, pool(state.range(0), Sharding(kDecodeRanks, rank)));
-  const PackBufferLayout layout(relayouts, kCapacityTokens);
-  const Segment segment{kCapacityTokens, 2 * kCapacityTokens, false};
+  const auto layout = kvxfer::bench::make_pack_buffer(kvxfer::bench::latent_planes(state.range(0)));
   for (auto _ : state)
-    benchmark::DoNotOptimize(layout.plan(segment));
+    benchmark::DoNotOptimize(layout.plan(kSegment));
+  state.counters["regions"] = static_cast<double>(layout.plan(kSegment).regions.size());
 }
 BENCHMARK(pack_plan_segment)->ArgName("planes")->Arg(7)->Arg(61);
 
 void packed_writes_segment(benchmark::State& state) {
-  const Request request(state.range(0), state.range(1) != 0);
-  const Segment segment{kCapacityTokens, 2 * kCapacityTokens, false};
-  std::size_t runs = 0;
-  for (auto _ : state) {
-    const auto list = kvxfer::packed_writes(request.relayout, std::span(&segment, 1),
-                                            kRegionAddress, request.destination);
-    benchmark::DoNotOptimize(list.runs.data());
-    runs = list.runs.size();
-  }
-  count_runs(state, runs);
+  const Request request = latent_request(state);
+  time_plan(state, [&] {
+    return kvxfer::packed_writes(request.relayout, std::span(&kSegment, 1), kRegionAddress,
+                                 request.destination);
+  });
 }
 BENCHMARK(packed_writes_segment)->ArgNames({"planes", "shuffled"})->ArgsProduct({{7, 61}, {0, 1}});
 
+void packed_writes_index_segment(benchmark::State& state) {
+  const Request request(kvxfer::bench::index_planes(state.range(0)), state.range(1) != 0);
+  time_plan(state, [&] {
+    return kvxfer::packed_writes(request.relayout, std::span(&kSegment, 1), kRegionAddress,
+                                 request.destination);
+  });
+}
+BENCHMARK(packed_writes_index_segment)->ArgNames({"planes", "shuffled"})->ArgsProduct({{122}, {1}});
+
+/// Everything that one destination rank needs of a whole request: 20 segments and their writes.
 void packed_writes_request(benchmark::State& state) {
-  const Request request(state.range(0), state.range(1) != 0);
-  std::size_t runs = 0;
-  for (auto _ : state) {
-    const auto list = kvxfer::packed_writes(request.relayout, Request::segments(), kRegionAddress,
-                                            request.destination);
-    benchmark::DoNotOptimize(list.runs.data());
-    runs = list.runs.size();
-  }
-  count_runs(state, runs);
+  const Request request = latent_request(state);
+  time_plan(state, [&] {
+    return kvxfer::packed_writes(request.relayout, Request::segments(), kRegionAddress,
+                                 request.destination);
+  });
 }
 BENCHMARK(packed_writes_request)->ArgNames({"planes", "shuffled"})->ArgsProduct({{7, 61}, {0, 1}});
 
-void landing_write_request(benchmark::State& state) {
-  const Request request(state.range(0), true);
-  const auto segments = Request::segments();
-  for (auto _ : state) {
-    for (const Segment& segment : segments) {
-      benchmark::DoNotOptimize(
-          kvxfer::landing_write(request.relayout, segment, kRegionAddress, kRegionAddress));
-    }
-  }
-  count_runs(state, segments.size());
+void landing_write_segment(benchmark::State& state) {
+  const Request request = latent_request(state);
+  time_plan(state, [&] {
+    return kvxfer::landing_write(request.relayout, kSegment, kRegionAddress, kRegionAddress);
+  });
 }
-BENCHMARK(landing_write_request)->ArgName("planes")->Arg(7)->Arg(61);
+BENCHMARK(landing_write_segment)->ArgNames({"planes", "shuffled"})->ArgsProduct({{7, 61}, {1}});
 
 /// The baseline that packing replaces: one run a row.
 void direct_writes_segment(benchmark::State& state) {
-  const Request request(state.range(0), true);
-  const Segment segment{kCapacityTokens, 2 * kCapacityTokens, false};
-  std::size_t runs = 0;
-  for (auto _ : state) {
-    const auto list = kvxfer::direct_writes(request.relayout, std::span(&segment, 1),
-                                            request.source, request.destination);
-    benchmark::DoNotOptimize(list.runs.data());
-    runs = list.runs.size();
-  }
-  count_runs(state, runs);
+  const Request request = latent_request(state);
+  time_plan(state, [&] {
+    return kvxfer::direct_writes(request.relayout, std::span(&kSegment, 1), request.source,
+                                 request.destination);
+  });
 }
-BENCHMARK(direct_writes_segment)->ArgName("planes")->Arg(7)->Arg(61);
+BENCHMARK(direct_writes_segment)->ArgNames({"planes", "shuffled"})->ArgsProduct({{7, 61}, {1}});
 
-/// What a request costs once, when it arrives: its pages are copied and checked.
-void check_page_table(benchmark::State& state) {
-  const auto layout = pool(state.range(0), Sharding(kDecodeRanks, 0));
-  for (auto _ : state)
-    benchmark::DoNotOptimize(table(layout, false));
+/// What a request costs once, when its pages arrive: they are copied and checked.
+void page_table_request(benchmark::State& state) {
+  const auto layout = kvxfer::bench::make_pool(kvxfer::bench::latent_planes(7),
+                                               kvxfer::Sharding(kvxfer::bench::kDecodeRanks, 0));
+  const auto table = kvxfer::bench::make_table(layout, true);
+  const auto pages = table.pages();
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        kvxfer::PageTable(layout, std::vector<std::int64_t>(pages.begin(), pages.end())));
+  }
+  state.counters["pages"] = static_cast<double>(pages.size());
 }
-BENCHMARK(check_page_table)->ArgName("planes")->Arg(7);
+BENCHMARK(page_table_request);
 
 }  // namespace
