@@ -38,7 +38,7 @@ struct Rule {
   const char* explanation;
 };
 
-const std::array kRules{
+constexpr std::array kRules{
     Rule{FallbackReason::kSwitchedOff,
          [](const RankConditions& c, const RankConditions&) { return !c.is_switched_on; },
          "copy engines are switched off"},

@@ -68,9 +68,8 @@ struct SymmetricWindow::Registration {
     NcclWindow registered = std::exchange(window, nullptr);
     CommunicatorState& communicator = memory->communicator();
     if (registered == nullptr || !communicator.is_open()) return;
-    communicator.wait(
-        communicator.api().comm_window_deregister(communicator.handle(), registered),
-        "ncclCommWindowDeregister");
+    communicator.wait(communicator.api().comm_window_deregister(communicator.handle(), registered),
+                      "ncclCommWindowDeregister");
   }
 };
 
@@ -187,8 +186,7 @@ bool SymmetricWindow::is_registered_everywhere() const noexcept {
 void SymmetricWindow::require_inside(std::int64_t offset_bytes, std::int64_t size_bytes) const {
   detail::require(registration_->memory != nullptr, "expected an open window, got a closed one");
   const std::int64_t limit = registration_->size_bytes;
-  detail::require(offset_bytes >= 0 && size_bytes >= 1 && offset_bytes <= limit &&
-                      size_bytes <= limit - offset_bytes,
+  detail::require(offset_bytes >= 0 && size_bytes >= 1 && size_bytes <= limit - offset_bytes,
                   "expected bytes inside a window of ", limit, ", got ", size_bytes, " at ",
                   offset_bytes);
 }

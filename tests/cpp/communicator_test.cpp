@@ -92,6 +92,7 @@ TEST(Communicator, GivesUpOnAPeerThatNeverConnects) {
   expect_all<GroupError>(errors, "expected ncclCommInitRankConfig to end within 150 ms");
   EXPECT_EQ(nccl.count("abort", 0), 1);
   EXPECT_EQ(nccl.count("abort", 1), 1);
+  EXPECT_EQ(nccl.count("finalize"), 0);
   EXPECT_EQ(nccl.count("destroy"), 0);
 }
 

@@ -246,8 +246,9 @@ EXPORT int ncclCommWindowDeregister(Comm* comm, Window* window) {
   const std::lock_guard lock(mutex);
   const auto found = std::find_if(comm->windows.begin(), comm->windows.end(),
                                   [&](const auto& own) { return own.get() == window; });
-  if (found == comm->windows.end()) return kInvalidArgument;
-  note(comm->rank, "deregister");
+  const bool is_known = found != comm->windows.end();
+  note(comm->rank, is_known ? "deregister" : "deregister of no window");
+  if (!is_known) return kInvalidArgument;
   comm->windows.erase(found);
   return kSuccess;
 }
