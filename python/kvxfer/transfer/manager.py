@@ -14,10 +14,11 @@ from kvxfer.errors import DeadlineError
 from kvxfer.transfer.asking import Wanted
 from kvxfer.transfer.control import ControlChannel
 from kvxfer.transfer.copies import HostCopies, InlineExecutor, RowCopies
+from kvxfer.transfer.gauges import counters_of
 from kvxfer.transfer.mailer import Mailer
 from kvxfer.transfer.messages import Hello, Identity
 from kvxfer.transfer.options import LandingMode, TransferOptions
-from kvxfer.transfer.peers import Peer, PeerTable
+from kvxfer.transfer.peers import PeerTable
 from kvxfer.transfer.pool import LocalPool, MemorySpan
 from kvxfer.transfer.receiver import ReceiverRoom
 from kvxfer.transfer.room import RoomState, check_room_id
@@ -87,9 +88,9 @@ class TransferManager:
             buffers=Buffers.allocate(self._options, pool, chosen),
         )
         self._lock = self._services.lock
-        self._peers = PeerTable(pool, transport, self._mailer, self._options, self)
-        self._peers.introduce_as(self._hello)
+        self._peers = PeerTable(transport, self._mailer, self._options)
         self._router = Router(self._services, self._peers)
+        self._peers.begin(self._hello, self._router)
         for span in [*pool.spans, *self._services.buffers.spans]:
             self.register_memory(span.address, span.size_bytes)
 
@@ -241,20 +242,21 @@ class TransferManager:
             links = [self._peers.link(address) for address in sources]
             receiver = ReceiverRoom(self._services, room, self._generation_count, wanted, links)
             self._router.receivers.add(receiver)
-            self._advance(receiver)
+            self._router.advance(receiver)
             return receiver
 
     def sender_state(self, room: int) -> RoomState:
-        """Return the state of a sender's room; Failed for an id that is not open here."""
+        """Return the state of a sender's room, Failed for an id that is not known here.
+
+        The states of rooms that have ended are remembered up to ``early_message_count`` of them.
+        """
         with self._lock:
-            rooms = self._router.senders.of_id(room)
-            return rooms[0].state if rooms else RoomState.FAILED
+            return self._router.senders.state(room)
 
     def receiver_state(self, room: int) -> RoomState:
-        """Return the state of a receiver's room; Failed for an id that is not open here."""
+        """Return the state of a receiver's room; see ``sender_state``."""
         with self._lock:
-            rooms = self._router.receivers.of_id(room)
-            return rooms[0].state if rooms else RoomState.FAILED
+            return self._router.receivers.state(room)
 
     # -- driving --------------------------------------------------------------------------------
 
@@ -265,12 +267,7 @@ class TransferManager:
                 self._router.take_frame(frame)
             for name, line in self._services.transport.drain_notifications():
                 self._router.take_notification(name, line)
-            for sender in self._router.senders:
-                if sender.is_busy:
-                    sender.advance()
-            for receiver in self._router.receivers:
-                if receiver.is_busy:
-                    self._advance(receiver)
+            self._router.advance_all()
             self._sweep()
             for address in self._mailer.take_stalled():
                 self._peers.drop(address, "takes no control messages: its queue is full")
@@ -319,58 +316,9 @@ class TransferManager:
     def counters(self) -> dict[str, int]:
         """Counters of everything that happened, and gauges of what is held."""
         with self._lock:
-            buffers, router = self._services.buffers, self._router
-            gauges = {
-                "sender_rooms": len(router.senders),
-                "receiver_rooms": len(router.receivers),
-                "lingering_rooms": router.senders.lingering_count
-                + router.receivers.lingering_count,
-                "held_page_rooms": sum(r.pages_held for r in router.receivers)
-                + sum(r.pages_held for r in router.senders),
-                "pack_buffers_leased": buffers.ring.leased_count,
-                "landing_regions_held": buffers.landing.held_count,
-                "landing_rooms_waiting": buffers.landing.waiting_count,
-                "metadata_slots_leased": buffers.inbox.leased_count + buffers.outbox.leased_count,
-                "early_messages": len(router.early_asks) + len(router.early_completions),
-                "early_messages_dropped": router.early_asks.dropped_count
-                + router.early_completions.dropped_count,
-                "peers_dropped": self._peers.dropped_count,
-                "peers_refused": self._peers.refused_count,
-                "messages_sent": self._mailer.sent_count,
-                "messages_refused": self._mailer.refused_count,
-            }
-            return {**self._services.counters, **gauges}
-
-    # -- what the peer table calls ----------------------------------------------------------------
-
-    def peer_known(self, peer: Peer) -> None:
-        """Go on with what waited for the peer; ask again for the end of writes it had under way."""
-        self._router.peer_known(peer)
-        for room in self._router.receivers:
-            if room.state is RoomState.FAILED:
-                room.ask_for_drain(peer)
-
-    def peer_lost(self, peer: Peer, reason: str, is_dead: bool) -> None:
-        """End the rooms of a peer."""
-        for sender in self._router.senders:
-            sender.peer_lost(peer, reason)
-        for receiver in self._router.receivers:
-            receiver.peer_lost(peer, reason, is_dead)
-
-    def address_refused(self, address: str, reason: str) -> None:
-        """Let rooms that wait for the address see that it was refused."""
-        for receiver in self._router.receivers:
-            if receiver.state is RoomState.BOOTSTRAPPING:
-                receiver.advance()
+            return counters_of(self._services, self._peers, self._router, self._mailer)
 
     # -- own --------------------------------------------------------------------------------------
-
-    def _advance(self, receiver: ReceiverRoom) -> None:
-        """Let a room go on; one that has just asked its sources gets what came early for it."""
-        was_bootstrapping = receiver.state is RoomState.BOOTSTRAPPING
-        receiver.advance()
-        if was_bootstrapping and receiver.state is not RoomState.BOOTSTRAPPING:
-            self._router.asked_by_receiver(receiver)
 
     def _receiver_table(self, pages: PageTable | ArrayLike, prefix: int, end: int) -> PageTable:
         layout = self.pool.layout

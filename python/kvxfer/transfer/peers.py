@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who this manager talks to: the handshake once per peer, heartbeats, and what a restart means."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -13,8 +14,10 @@ from kvxfer import Error, InvalidArgumentError, PoolLayout
 from kvxfer.transfer.mailer import Mailer
 from kvxfer.transfer.messages import Hello, Identity, Ping, Pong, Refused
 from kvxfer.transfer.options import TransferOptions
-from kvxfer.transfer.pool import LocalPool
 from kvxfer.transports.protocol import RegionTable, Transport
+
+_MAX_LINKS = 4096
+_MAX_STRANGERS = 1024
 
 __all__ = ["Link", "LinkState", "Peer", "PeerEvents", "PeerTable"]
 
@@ -79,27 +82,19 @@ class PeerEvents(Protocol):
 class PeerTable:
     """Links by address, peers by name."""
 
-    def __init__(
-        self,
-        pool: LocalPool,
-        transport: Transport,
-        mailer: Mailer,
-        options: TransferOptions,
-        events: PeerEvents,
-    ) -> None:
-        self._pool = pool
+    def __init__(self, transport: Transport, mailer: Mailer, options: TransferOptions) -> None:
         self._transport = transport
         self._mailer = mailer
         self._options = options
-        self._events = events
         self._links: dict[str, Link] = {}
-        self._hello: Callable[[bool], Hello] | None = None
+        self._refused_strangers: OrderedDict[str, str] = OrderedDict()
         self.dropped_count = 0
         self.refused_count = 0
 
-    def introduce_as(self, hello: Callable[[bool], Hello]) -> None:
-        """Set what makes the own hello; its argument says whether a reply is wanted."""
+    def begin(self, hello: Callable[[bool], Hello], events: PeerEvents) -> None:
+        """Set what makes the own hello, told whether a reply is wanted, and who hears of peers."""
         self._hello = hello
+        self._events = events
 
     def peers(self) -> list[Peer]:
         """Return the peers that are known."""
@@ -155,6 +150,7 @@ class PeerTable:
             link = Link(identity.address, LinkState.KNOWN, False, self._next_beat())
             self._links[identity.address] = link
         link.state, link.misses, link.has_spoken, link.reason = LinkState.KNOWN, 0, True, ""
+        self._refused_strangers.pop(identity.address, None)
         if known is None:
             link.peer = peer
         else:
@@ -171,7 +167,9 @@ class PeerTable:
     def on_foreign_version(self, identity: Identity, reason: str) -> None:
         """Refuse a peer of another protocol version, once, so that both sides know."""
         link = self._links.get(identity.address)
-        if link is not None and link.state is LinkState.REFUSED and link.reason == reason:
+        is_refused = link is not None and link.state is LinkState.REFUSED
+        known = link.reason if link is not None and is_refused else None
+        if reason in (known, self._refused_strangers.get(identity.address)):
             return
         self._mailer.send(identity.address, Refused(reason))
         self._mark_refused(identity.address, reason)
@@ -193,7 +191,7 @@ class PeerTable:
         if link is None:
             self._mailer.forget(address)
             return
-        self.dropped_count += 1
+        self.dropped_count += link.peer is not None
         self._lose(link, reason, is_dead)
         link.state, link.reason = LinkState.DOWN, reason
         if not link.is_wanted:
@@ -222,11 +220,12 @@ class PeerTable:
         return self._options.clock() + self._options.heartbeat_interval_s
 
     def _send_hello(self, address: str, is_reply_wanted: bool) -> None:
-        assert self._hello is not None
         self._mailer.send(address, self._hello(is_reply_wanted))
 
     def _peer_of(self, identity: Identity, hello: Hello) -> Peer:
         """Check a hello in full; the transport is asked last, because it remembers."""
+        if identity.address not in self._links and len(self._links) >= _MAX_LINKS:
+            raise InvalidArgumentError(f"there are {_MAX_LINKS} peers already")
         if hello.transport != self._transport.name:
             raise InvalidArgumentError(
                 f"transport is {hello.transport!r}, expected {self._transport.name!r}"
@@ -289,8 +288,10 @@ class PeerTable:
         self.refused_count += 1
         link = self._links.get(address)
         if link is None:
-            link = Link(address, LinkState.REFUSED, False, self._next_beat())
-            self._links[address] = link
+            self._refused_strangers[address] = reason
+            if len(self._refused_strangers) > _MAX_STRANGERS:
+                self._refused_strangers.popitem(last=False)
+            return
         self._lose(link, reason, is_dead=False)
         link.state, link.reason = LinkState.REFUSED, reason
         self._events.address_refused(address, reason)

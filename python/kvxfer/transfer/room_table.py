@@ -37,7 +37,7 @@ class RoomTable(Generic[R]):
     def __init__(self, closed_limit_count: int) -> None:
         self._active: dict[int, R] = {}
         self._lingering: list[R] = []
-        self._closed: OrderedDict[int, None] = OrderedDict()
+        self._closed: OrderedDict[int, RoomState] = OrderedDict()
         self._closed_limit_count = closed_limit_count
 
     def __len__(self) -> int:
@@ -83,6 +83,11 @@ class RoomTable(Generic[R]):
         rooms = [active] if active is not None else []
         return rooms + [other for other in self._lingering if other.room == room]
 
+    def state(self, room: int) -> RoomState:
+        """Return the state of the latest use of an id, Failed for an unknown one."""
+        active = self._active.get(room)
+        return active.state if active is not None else self._closed.get(room, RoomState.FAILED)
+
     def was_closed(self, room: int) -> bool:
         """Return whether a room of this id has ended lately."""
         return room in self._closed
@@ -97,7 +102,7 @@ class RoomTable(Generic[R]):
         room = self._active.pop(room_id, None)
         if room is None:
             return
-        self._closed[room_id] = None
+        self._closed[room_id] = room.state
         self._closed.move_to_end(room_id)
         if len(self._closed) > self._closed_limit_count:
             self._closed.popitem(last=False)

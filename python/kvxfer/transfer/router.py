@@ -110,8 +110,27 @@ class Router:
             else:
                 self._request(room, identity, message)
 
+    def advance_all(self) -> None:
+        """Let every room go on that can."""
+        for sender in self.senders:
+            if sender.is_busy:
+                sender.advance()
+        for receiver in self.receivers:
+            if receiver.is_busy:
+                self.advance(receiver)
+
+    def advance(self, receiver: ReceiverRoom) -> None:
+        """Let a room go on; one that has just asked its sources gets what came early for it."""
+        was_bootstrapping = receiver.state is RoomState.BOOTSTRAPPING
+        receiver.advance()
+        if was_bootstrapping and receiver.state is not RoomState.BOOTSTRAPPING:
+            self._give_early_completions(receiver)
+
     def peer_known(self, peer: Peer) -> None:
-        """Give open rooms what a peer asked before it was known."""
+        """Go on with what waited for a peer; ask again for the end of writes it had under way."""
+        for receiver in self.receivers:
+            if receiver.state is RoomState.FAILED:
+                receiver.ask_for_drain(peer)
         if not len(self.early_asks):
             return
         for room in self.senders:
@@ -122,8 +141,20 @@ class Router:
                 if isinstance(message, Request) and identity.generation == peer.generation:
                     self._request(room, identity, message)
 
-    def asked_by_receiver(self, room: ReceiverRoom) -> None:
-        """Give a room what came for it before it had asked its sources."""
+    def peer_lost(self, peer: Peer, reason: str, is_dead: bool) -> None:
+        """End the rooms of a peer."""
+        for sender in self.senders:
+            sender.peer_lost(peer, reason)
+        for receiver in self.receivers:
+            receiver.peer_lost(peer, reason, is_dead)
+
+    def address_refused(self, address: str, reason: str) -> None:
+        """Let rooms that wait for an address see that it was refused."""
+        for receiver in self.receivers:
+            if receiver.state is RoomState.BOOTSTRAPPING:
+                self.advance(receiver)
+
+    def _give_early_completions(self, room: ReceiverRoom) -> None:
         for name, completion in self.early_completions.take(room.room):
             if completion.room_generation == room.generation:
                 self._complete(room, name, completion)
