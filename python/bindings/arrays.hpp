@@ -40,4 +40,13 @@ pybind11::array_t<T> array_of(std::vector<T> values) {
   return py::array_t<T>(static_cast<py::ssize_t>(owner->size()), owner->data(), capsule);
 }
 
+/// Read-only array over memory that `owner` keeps.
+inline pybind11::array_t<std::int64_t> view_of(const std::vector<pybind11::ssize_t>& shape,
+                                               const std::int64_t* data,
+                                               const pybind11::object& owner) {
+  pybind11::array_t<std::int64_t> array(shape, data, owner);
+  array.attr("flags").attr("writeable") = false;
+  return array;
+}
+
 }  // namespace kvxfer::bindings

@@ -104,7 +104,11 @@ TensorView view_of_cuda_array(const py::object& object) {
   std::vector<std::int64_t> strides;
   if (interface.contains("strides") && !interface["strides"].is_none()) {
     for (const py::handle stride : interface["strides"]) {
-      strides.push_back(stride.cast<std::int64_t>() / item_bytes);
+      const auto stride_bytes = stride.cast<std::int64_t>();
+      detail::require(item_bytes > 0 && stride_bytes % item_bytes == 0,
+                      "expected a C-contiguous array, got stride ", stride_bytes,
+                      " bytes for elements of ", item_bytes);
+      strides.push_back(stride_bytes / item_bytes);
     }
   }
   const py::object device = py::getattr(object, "device", py::none());

@@ -14,11 +14,9 @@ namespace kvxfer::bindings {
 
 namespace {
 
-/// Read-only array over memory that `owner` keeps.
-py::array_t<std::int64_t> view_of(std::span<const std::int64_t> values, const py::object& owner) {
-  py::array_t<std::int64_t> array(static_cast<py::ssize_t>(values.size()), values.data(), owner);
-  array.attr("flags").attr("writeable") = false;
-  return array;
+py::array_t<std::int64_t> view_of_all(std::span<const std::int64_t> values,
+                                      const py::object& owner) {
+  return view_of({static_cast<py::ssize_t>(values.size())}, values.data(), owner);
 }
 
 }  // namespace
@@ -64,19 +62,19 @@ Examples
            py::arg("layout"), py::arg("pages"), py::kw_only(), py::arg("first_position") = 0,
            py::arg("plane_addresses") = py::none())
       .def_property_readonly(
-          "layout", [](const PageTable& t) -> const PoolLayout& { return t.layout(); },
-          py::return_value_policy::reference_internal)
+          "layout",
+          [](const PageTable& t) { return std::const_pointer_cast<PoolLayout>(t.shared_layout()); })
       .def_property_readonly("pages",
                              [](const py::object& self) {
-                               return view_of(self.cast<const PageTable&>().pages(), self);
+                               return view_of_all(self.cast<const PageTable&>().pages(), self);
                              })
       .def_property_readonly("first_position", &PageTable::first_position)
       .def_property_readonly("end_position", &PageTable::end_position,
                              "One past the last position that the pages can hold.")
       .def_property_readonly("plane_addresses",
                              [](const py::object& self) {
-                               return view_of(self.cast<const PageTable&>().plane_addresses(),
-                                              self);
+                               return view_of_all(self.cast<const PageTable&>().plane_addresses(),
+                                                  self);
                              })
       .def("__repr__", [](const PageTable& t) {
         return detail::message("PageTable(<", t.pages().size(), " pages>, positions [",

@@ -91,11 +91,12 @@ void bind_relayout(py::module_& module) {
           }),
           py::arg("source").none(false), py::arg("destination").none(false))
       .def_property_readonly(
-          "source", [](const Relayout& r) -> const PoolLayout& { return r.source(); },
-          py::return_value_policy::reference_internal)
-      .def_property_readonly(
-          "destination", [](const Relayout& r) -> const PoolLayout& { return r.destination(); },
-          py::return_value_policy::reference_internal)
+          "source",
+          [](const Relayout& r) { return std::const_pointer_cast<PoolLayout>(r.shared_source()); })
+      .def_property_readonly("destination",
+                             [](const Relayout& r) {
+                               return std::const_pointer_cast<PoolLayout>(r.shared_destination());
+                             })
       .def_property_readonly("is_empty", &Relayout::is_empty,
                              "No byte ever moves between the two: completion only.")
       .def_property_readonly("needs_packing", &Relayout::needs_packing,

@@ -4,8 +4,6 @@
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 
-#include <array>
-
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "kvxfer/error.hpp"
@@ -21,12 +19,12 @@ py::array_t<std::int64_t> runs_array(const py::object& self) {
   const auto& list = self.cast<const WriteList&>();
   const auto count = static_cast<py::ssize_t>(list.runs.size());
   const auto* data = reinterpret_cast<const std::int64_t*>(list.runs.data());
-  return py::array_t<std::int64_t>(std::array<py::ssize_t, 2>{count, 3}, data, self);
+  return view_of({count, 3}, data, self);
 }
 
 py::array_t<std::int64_t> offsets_array(const py::object& self) {
   const auto& offsets = self.cast<const WriteList&>().segment_offsets;
-  return py::array_t<std::int64_t>(static_cast<py::ssize_t>(offsets.size()), offsets.data(), self);
+  return view_of({static_cast<py::ssize_t>(offsets.size())}, offsets.data(), self);
 }
 
 void bind_write_list_type(py::module_& module) {
@@ -34,9 +32,9 @@ void bind_write_list_type(py::module_& module) {
 
 Attributes
 ----------
-runs : int64 array, shape (writes, 3), host, no copy
+runs : int64 array, shape (writes, 3), host, read-only, no copy
     Source address, destination address, bytes.
-segment_offsets : int64 array, shape (segments + 1,)
+segment_offsets : int64 array, shape (segments + 1,), read-only
     ``runs[segment_offsets[i]:segment_offsets[i + 1]]`` belong to segment i.
 )")
       .def_property_readonly("runs", &runs_array)

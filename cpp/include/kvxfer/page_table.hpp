@@ -30,6 +30,10 @@ class PageTable {
             std::int64_t first_position = 0, std::vector<std::int64_t> plane_addresses = {});
 
   [[nodiscard]] const PoolLayout& layout() const noexcept { return *layout_; }
+  /// The layout for an owner that outlives the table.
+  [[nodiscard]] const std::shared_ptr<const PoolLayout>& shared_layout() const noexcept {
+    return layout_;
+  }
   [[nodiscard]] std::span<const std::int64_t> pages() const noexcept { return pages_; }
   [[nodiscard]] std::int64_t first_position() const noexcept { return first_position_; }
   /// One past the last position whose rows the pages can hold.

@@ -57,6 +57,13 @@ class Relayout {
 
   [[nodiscard]] const PoolLayout& source() const noexcept { return *source_; }
   [[nodiscard]] const PoolLayout& destination() const noexcept { return *destination_; }
+  /// The layouts for an owner that outlives the relayout.
+  [[nodiscard]] const std::shared_ptr<const PoolLayout>& shared_source() const noexcept {
+    return source_;
+  }
+  [[nodiscard]] const std::shared_ptr<const PoolLayout>& shared_destination() const noexcept {
+    return destination_;
+  }
 
   /// Groups that move bytes, sharded planes first; at most three.
   [[nodiscard]] const std::vector<PlaneGroup>& groups() const noexcept { return groups_; }
