@@ -106,7 +106,9 @@ def main() -> None:
             least_seconds(calls[binding][name], options.repeats, options.calls) * 1e9
             for binding in MODULES
         ]
-        print(f"| {name} | {times[0]:,.0f} ns | {times[1]:,.0f} ns | {times[0] - times[1]:,.0f} ns |")
+        print(
+            f"| {name} | {times[0]:,.0f} ns | {times[1]:,.0f} ns | {times[0] - times[1]:,.0f} ns |"
+        )
     sizes = [Path(str(module.__file__)).stat().st_size for module in modules.values()]
     print(f"| size of the module | {sizes[0] // 1000} kB | {sizes[1] // 1000} kB | |")
 
