@@ -7,7 +7,7 @@ printable character. It is parsed whole, never by prefix.
 """
 
 import re
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from kvxfer import Error
 from kvxfer.transfer.messages import PROTOCOL_VERSION
@@ -90,7 +90,8 @@ class Completion:
         >>> Completion.decode(done.encode()) == done
         True
         """
-        fields = (int(f) if isinstance(f, bool) else f for f in astuple(self))
+        values = (getattr(self, name) for name in self.__dataclass_fields__)
+        fields = (int(value) if isinstance(value, bool) else value for value in values)
         return f"kvxfer/{PROTOCOL_VERSION} {' '.join(str(f) for f in fields)}".encode("ascii")
 
     @classmethod
