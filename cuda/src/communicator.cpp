@@ -135,6 +135,16 @@ void CommunicatorState::destroy() {
   if (comm != nullptr) nccl_check(*api_, api_->comm_destroy(comm), "ncclCommDestroy");
 }
 
+void CommunicatorState::keep_release_failure(const std::string& words) noexcept {
+  const std::lock_guard lock(polling_);
+  if (release_failure_.empty()) release_failure_ = words;
+}
+
+std::string CommunicatorState::release_failure() const {
+  const std::lock_guard lock(polling_);
+  return release_failure_;
+}
+
 Communicator::Communicator(std::shared_ptr<CommunicatorState> state) : state_(std::move(state)) {}
 Communicator::~Communicator() = default;
 
@@ -181,6 +191,9 @@ NcclComm Communicator::handle() const {
 }
 bool Communicator::is_aborted() const {
   return state_->is_aborted();
+}
+std::string Communicator::release_failure() const {
+  return state_->release_failure();
 }
 void Communicator::check() const {
   state_->check();

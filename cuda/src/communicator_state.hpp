@@ -37,6 +37,9 @@ class CommunicatorState {
   void abort() noexcept;
   void destroy();
 
+  void keep_release_failure(const std::string& words) noexcept;
+  [[nodiscard]] std::string release_failure() const;
+
  private:
   /// What NCCL says of the communicator: success, in progress or an error.
   [[nodiscard]] int async_state() const;
@@ -47,6 +50,7 @@ class CommunicatorState {
   NcclComm connecting_ = nullptr;  // NCCL writes it once more when it is connected
   std::atomic<NcclComm> handle_{nullptr};
   std::atomic<bool> is_aborted_{false};
+  std::string release_failure_;
   mutable std::mutex polling_;  // abort() frees what a poll of another thread reads
 };
 

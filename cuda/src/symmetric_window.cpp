@@ -25,12 +25,22 @@ class WindowMemory {
   WindowMemory(const WindowMemory&) = delete;
   WindowMemory& operator=(const WindowMemory&) = delete;
   ~WindowMemory() {
+    // A device that failed reads nothing any more, so the memory goes in any case.
+    keep_failure([this] { device_.synchronize(); });
+    keep_failure([this] {
+      const NcclApi& api = communicator_->api();
+      nccl_check(api, api.mem_free(data_), "ncclMemFree");
+    });
+  }
+
+  /// Runs a release; what it throws is kept with the communicator.
+  template <class Action>
+  void keep_failure(Action action) noexcept {
     try {
-      device_.synchronize();
-    } catch (const std::exception&) {
-      // A device that failed reads nothing any more.
+      action();
+    } catch (const std::exception& error) {
+      communicator_->keep_release_failure(error.what());
     }
-    static_cast<void>(communicator_->api().mem_free(data_));
   }
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
@@ -125,12 +135,9 @@ SymmetricWindow::SymmetricWindow(std::unique_ptr<Registration> registration)
 SymmetricWindow::SymmetricWindow(SymmetricWindow&&) noexcept = default;
 
 SymmetricWindow::~SymmetricWindow() {
-  if (registration_ == nullptr) return;
-  try {
-    close();
-  } catch (const std::exception&) {
-    // close() has released everything; a destructor has nobody to tell.
-  }
+  if (registration_ == nullptr || registration_->memory == nullptr) return;
+  const std::shared_ptr<WindowMemory> memory = registration_->memory;
+  memory->keep_failure([this] { close(); });
 }
 
 SymmetricWindow SymmetricWindow::create(const Communicator& communicator,

@@ -308,6 +308,22 @@ TEST(SymmetricWindow, ReleasesAlthoughTheDrainFails) {
   EXPECT_EQ(nccl.count("free"), 2);
 }
 
+TEST(SymmetricWindow, LeavesAFailureOfItsDestructorWithTheCommunicator) {
+  const FakeNccl nccl;
+  expect_no_error(run_fake_ranks(nccl, 2, [](FakeRank& mine) {
+    const Communicator communicator = mine.connect();
+    if (mine.rank == 1) {
+      mine.device.synchronize = [] { throw InvalidArgumentError("the device is lost"); };
+    }
+    {
+      const auto window = SymmetricWindow::create(communicator, kRequest, mine.device);
+    }
+    EXPECT_THAT(communicator.release_failure(), HasSubstr("the device is lost"));
+  }));
+  EXPECT_EQ(nccl.count("deregister"), 2);
+  EXPECT_EQ(nccl.count("free"), 2);
+}
+
 TEST(SymmetricWindow, RefusesBytesOutsideAndTheDefaultStream) {
   const FakeNccl nccl;
   expect_no_error(run_fake_ranks(nccl, 2, [](FakeRank& mine) {

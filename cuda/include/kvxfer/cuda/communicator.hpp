@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kvxfer/cuda/nccl_api.hpp"
 #include "kvxfer/cuda/rank_group.hpp"
@@ -15,7 +16,7 @@
 namespace kvxfer::cuda {
 
 /// NCCL's CTA policy.
-enum class CtaPolicy : int {
+enum class CtaPolicy : std::uint8_t {
   kDefault = 0,
   kEfficiency = 1,
   kZero = 2,  ///< copy engines where NCCL can
@@ -40,6 +41,8 @@ class Communicator {
                                            std::shared_ptr<RankGroup> group,
                                            const CommunicatorOptions& options);
 
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
   Communicator(Communicator&&) noexcept = default;
   Communicator& operator=(Communicator&&) noexcept = default;
   /// Lets go. NCCL's communicator ends once no window, view or graph holds it either.
@@ -53,6 +56,9 @@ class Communicator {
 
   /// @throws NcclError if a peer or a link failed since; InvalidArgumentError once it ended.
   void check() const;
+
+  /// What a window's destructor could not throw: the first failure of a release, empty for none.
+  [[nodiscard]] std::string release_failure() const;
 
   /// Ends everything in flight on this rank without waiting for peers. From any thread, repeatedly.
   void abort() noexcept;

@@ -60,9 +60,11 @@ class SymmetricWindow {
   [[nodiscard]] static SymmetricWindow create(const Communicator& communicator,
                                               const WindowRequest& request, DeviceCalls device);
 
+  SymmetricWindow(const SymmetricWindow&) = delete;
+  SymmetricWindow& operator=(const SymmetricWindow&) = delete;
   SymmetricWindow(SymmetricWindow&&) noexcept;
   SymmetricWindow& operator=(SymmetricWindow&&) = delete;
-  /// Closes it; a failure is left to the communicator's next check.
+  /// Closes it; a failure is left in Communicator::release_failure().
   ~SymmetricWindow();
 
   [[nodiscard]] std::int64_t size_bytes() const noexcept;
