@@ -14,11 +14,13 @@ each has its own, and the engine tells the receiver the sender's address.
 >>> import numpy as np
 >>> from kvxfer import Plane, PlaneKind, PoolLayout, Sharding, transports
 >>> from kvxfer.transfer import LocalPool, RoomState, TransferManager, ZmqChannel
+>>> opened = []
 >>> def manager(name, sharding):
 ...     layout = PoolLayout(4, 16, [Plane(0, PlaneKind.LATENT, 8)], sharding=sharding)
 ...     rows = np.zeros((16 * 4, 8), dtype=np.uint8)
 ...     pool = LocalPool.from_arrays(layout, [rows])
-...     return TransferManager(pool, transports.create("loopback", name), ZmqChannel()), rows
+...     opened.extend([transports.create("loopback", name), ZmqChannel()])
+...     return TransferManager(pool, *opened[-2:]), rows
 >>> prefill, source_rows = manager("prefill-0", Sharding())
 >>> decode, destination_rows = manager("decode-1", Sharding(ranks=2, rank=1))
 >>> source_rows[:] = np.arange(64, dtype=np.uint8)[:, None]
@@ -32,6 +34,8 @@ each has its own, and the engine tells the receiver the sender's address.
 (<RoomState.SUCCESS: 4>, False)
 >>> destination_rows[24:28, 0]                # page 6 holds positions 1, 3, 5, 7
 array([37, 39, 17, 19], dtype=uint8)
+>>> for end in (prefill, decode, *opened):
+...     end.close()
 """
 
 from kvxfer.transfer.control import ControlChannel
