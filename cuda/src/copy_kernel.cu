@@ -3,20 +3,42 @@
 #include "copy_kernel.hpp"
 #include "row_walk.cuh"
 
+#include <algorithm>
+
 namespace kvxfer::cuda::detail {
 
 namespace {
 
-/// Addresses of a tile's rows, and how the tile divides into units of one width.
-struct alignas(16) TileStage {
-  RowAddresses rows[kMaxTileRows];
-  std::uint32_t unit_count;
+/// How a tile divides into units of one width.
+struct Units {
+  std::uint32_t count;
   std::uint32_t row_units;
   std::uint32_t row_multiplier;  ///< ceil(2^31 / row_units); 0: one row
-  std::uint32_t unit_log2;       ///< bytes of a unit
+  std::uint32_t log2_bytes;
+
+  __device__ __forceinline__ std::uint32_t row(std::uint32_t index) const {
+    return __umulhi(index << 1, row_multiplier);
+  }
 };
 
-__device__ __forceinline__ uint4 load_once(std::uint64_t address) {
+__device__ __forceinline__ Units units_of(const Tile& tile, const Band& band,
+                                          const PlaneEntry& plane) {
+  const auto packed_bits =
+      band.address_bits |
+      static_cast<std::uint32_t>(plane.packed_prefix_bytes) * band.rows_alignment;
+  const auto log2_bytes = static_cast<std::uint32_t>(
+      __ffs(static_cast<int>(plane.alignment_bits | packed_bits | 16)) - 1);
+  const std::uint32_t row_units = plane.bytes >> log2_bytes;
+  std::uint32_t multiplier = 0;
+  if (tile.row_count > 1) {
+    multiplier =
+        log2_bytes == 4 ? plane.row_multiplier : (0x7fffffffU + row_units) / row_units;
+  }
+  return {tile.row_count * row_units, row_units, multiplier, log2_bytes};
+}
+
+/// Read once, not kept in L1.
+__device__ __forceinline__ uint4 load(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
@@ -24,152 +46,198 @@ __device__ __forceinline__ uint4 load_once(std::uint64_t address) {
   return value;
 }
 
-__device__ __forceinline__ void store(std::uint64_t address, uint4 value) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
+template <class Unit>
+__device__ __forceinline__ Unit load(const Unit* address) {
+  return __ldg(address);
 }
 
-/// Threads of a group wait for each other; groups run apart.
-__device__ __forceinline__ void group_barrier(std::uint32_t group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupThreads) : "memory");
-}
+/// Addresses of the units of a strided tile: neighbouring threads touch neighbouring bytes.
+template <Direction kDirection, bool kHasCells, class Params>
+struct StridedTile {
+  const Params& params;
+  StridedRows rows;
+  PagedPlane from;
+  PagedPlane to;
+  std::uint64_t packed;  ///< of the tile's first row
 
-template <class Params>
-__device__ __forceinline__ void stage_tile(const Params& params, std::uint32_t item,
-                                           std::uint32_t lane, TileStage& stage) {
-  const Tile tile = tile_of(params, item);
-  const Job& job = params.jobs[tile.job];
-  const PlaneEntry plane = params.header.planes[tile.plane];
-  if (lane < tile.row_count)
-    stage.rows[lane] = row_addresses(params, job, plane, tile.first_row + lane);
-  if (lane == 0) {
-    const auto packed_bits = job.packed_address == 0 ? 0U
-                                                     : static_cast<std::uint32_t>(
-                                                           packed_start(job, plane));
-    const auto unit_log2 =
-        static_cast<std::uint32_t>(__ffs(static_cast<int>(plane.alignment_bits | packed_bits | 16)) - 1);
-    const std::uint32_t row_units = plane.bytes >> unit_log2;
-    stage.unit_log2 = unit_log2;
-    stage.row_units = row_units;
-    stage.row_multiplier = tile.row_count > 1 ? (0x7fffffffU + row_units) / row_units : 0;
-    stage.unit_count = tile.row_count * row_units;
+  __device__ __forceinline__ std::uint64_t source(std::uint32_t row, std::uint32_t in_row,
+                                                  std::uint32_t offset) const {
+    if constexpr (kDirection == Direction::kUnpack) return packed + offset;
+    const auto places = rows.template places<kHasCells>(row);
+    return paged_address(params, from, place_of(from.side, places.period, places.source_index)) +
+           in_row;
   }
-}
-
-struct UnitPlace {
-  std::uint32_t row;
-  std::uint32_t unit;
+  __device__ __forceinline__ std::uint64_t destination(std::uint32_t row, std::uint32_t in_row,
+                                                       std::uint32_t offset) const {
+    if constexpr (kDirection == Direction::kPack) return packed + offset;
+    const auto places = rows.template places<kHasCells>(row);
+    return paged_address(params, to, place_of(to.side, places.period, places.destination_index)) +
+           in_row;
+  }
 };
 
-__device__ __forceinline__ UnitPlace unit_place(const TileStage& stage, std::uint32_t index) {
-  const std::uint32_t row = __umulhi(index << 1, stage.row_multiplier);
-  return {row, index - row * stage.row_units};
-}
+/// The same of a woven tile. Lane `j` of each warp holds the packed origin of job `j`.
+template <Direction kDirection, class Params>
+struct WovenTile {
+  const Params& params;
+  WovenRows rows;
+  PagedPlane paged;
+  std::uint32_t bytes;
+  std::uint64_t lane_origin;
 
-template <class Unit>
-__device__ __noinline__ void copy_narrow(const TileStage& stage, std::uint32_t lane) {
-#pragma unroll 4
-  for (std::uint32_t i = lane; i < stage.unit_count; i += kGroupThreads) {
-    const UnitPlace place = unit_place(stage, i);
-    const RowAddresses row = stage.rows[place.row];
-    reinterpret_cast<Unit*>(row.destination)[place.unit] =
-        __ldg(reinterpret_cast<const Unit*>(row.source) + place.unit);
+  __device__ __forceinline__ std::uint64_t paged_unit(std::uint32_t row,
+                                                      std::uint32_t in_row) const {
+    return paged_address(params, paged, rows.first + row + paged.side.origin) + in_row;
   }
-}
-
-__device__ __forceinline__ void copy_units(const TileStage& stage, std::uint32_t lane) {
-  switch (stage.unit_log2) {
-    case 0: return copy_narrow<std::uint8_t>(stage, lane);
-    case 1: return copy_narrow<std::uint16_t>(stage, lane);
-    case 2: return copy_narrow<std::uint32_t>(stage, lane);
-    case 3: return copy_narrow<std::uint64_t>(stage, lane);
-    case 4: return copy_narrow<uint4>(stage, lane);
+  __device__ __forceinline__ std::uint64_t packed_unit(std::uint32_t row,
+                                                       std::uint32_t in_row) const {
+    const auto thread = rows.at(row);
+    return __shfl_sync(0xffffffffU, lane_origin, static_cast<int>(thread.job)) +
+           std::uint64_t{thread.number} * bytes + in_row;
   }
-}
+  __device__ __forceinline__ std::uint64_t source(std::uint32_t row, std::uint32_t in_row,
+                                                  std::uint32_t /*offset*/) const {
+    return kDirection == Direction::kPack ? paged_unit(row, in_row) : packed_unit(row, in_row);
+  }
+  __device__ __forceinline__ std::uint64_t destination(std::uint32_t row, std::uint32_t in_row,
+                                                       std::uint32_t /*offset*/) const {
+    return kDirection == Direction::kPack ? packed_unit(row, in_row) : paged_unit(row, in_row);
+  }
+};
 
-/// Moves a tile of 16-byte vectors. `between` runs while the loads are in flight.
-template <class Between>
-__device__ __forceinline__ void copy_vectors(const TileStage& stage, std::uint32_t lane,
-                                             Between between) {
-  uint4 vectors[kVectorsInFlight];
+/// Moves a tile, kInFlight loads before the first store. All lanes of a warp look up addresses,
+/// also those past the end, which use the last unit's. What is written is not read here (st.cs).
+template <class Unit, std::uint32_t kInFlight, class TileRows>
+__device__ __forceinline__ void move(const TileRows& tile, const Units& units) {
+  const std::uint32_t step = blockDim.x;
+  for (std::uint32_t begin = 0; begin < units.count; begin += step * kInFlight) {
+    Unit values[kInFlight];
+    std::uint64_t sources[kInFlight];
 #pragma unroll
-  for (std::uint32_t v = 0; v < kVectorsInFlight; ++v) {
-    const std::uint32_t i = lane + v * kGroupThreads;
-    if (i < stage.unit_count) {
-      const UnitPlace place = unit_place(stage, i);
-      vectors[v] = load_once(stage.rows[place.row].source + place.unit * 16);
+    for (std::uint32_t v = 0; v < kInFlight; ++v) {
+      const std::uint32_t index = min(begin + threadIdx.x + v * step, units.count - 1);
+      const std::uint32_t row = units.row(index);
+      sources[v] = tile.source(row, (index - row * units.row_units) * sizeof(Unit),
+                               index * sizeof(Unit));
+    }
+#pragma unroll
+    for (std::uint32_t v = 0; v < kInFlight; ++v) {
+      if (begin + threadIdx.x + v * step < units.count)
+        values[v] = load(reinterpret_cast<const Unit*>(sources[v]));
+    }
+#pragma unroll
+    for (std::uint32_t v = 0; v < kInFlight; ++v) {
+      const std::uint32_t index = min(begin + threadIdx.x + v * step, units.count - 1);
+      const std::uint32_t row = units.row(index);
+      const std::uint64_t destination = tile.destination(
+          row, (index - row * units.row_units) * sizeof(Unit), index * sizeof(Unit));
+      if (begin + threadIdx.x + v * step < units.count)
+        __stcs(reinterpret_cast<Unit*>(destination), values[v]);
     }
   }
-  between();
-#pragma unroll
-  for (std::uint32_t v = 0; v < kVectorsInFlight; ++v) {
-    const std::uint32_t i = lane + v * kGroupThreads;
-    if (i < stage.unit_count) {
-      const UnitPlace place = unit_place(stage, i);
-      store(stage.rows[place.row].destination + place.unit * 16, vectors[v]);
-    }
+}
+
+template <class Unit, std::uint32_t kInFlight, Direction kDirection, class Params>
+__device__ __forceinline__ void copy_tile(const Params& params, const Tile& tile,
+                                          const PlaneEntry& plane, const Units& units) {
+  const Band& band = params.header.bands[tile.band];
+  const Job& job = params.jobs[tile.job];
+  if (kDirection != Direction::kCopy && band.weave.divisor != 0) {
+    const std::uint32_t lane = min(threadIdx.x % 32, band.weave.divisor / job.period_rows.divisor - 1);
+    const WovenTile<kDirection, Params> rows{
+        params,
+        {band.weave, job.period_rows, band.woven_begin + tile.first_row},
+        kDirection == Direction::kPack ? source_plane(job, plane) : destination_plane(job, plane),
+        plane.bytes,
+        packed_origin(params.jobs[band.job_begin + lane], plane)};
+    move<Unit, kInFlight>(rows, units);
+    return;
+  }
+  const StridedRows strided{job.period_rows, job.cells, job.cell_count,
+                            job.phase + tile.first_row};
+  const std::uint64_t packed =
+      packed_origin(job, plane) + std::uint64_t{strided.first} * plane.bytes;
+  const PagedPlane from = source_plane(job, plane);
+  const PagedPlane to = destination_plane(job, plane);
+  if (job.cells == nullptr) {
+    move<Unit, kInFlight>(
+        StridedTile<kDirection, false, Params>{params, strided, from, to, packed}, units);
+  } else {
+    move<Unit, kInFlight>(
+        StridedTile<kDirection, true, Params>{params, strided, from, to, packed}, units);
   }
 }
 
-/// Groups take tiles in turn. Addresses of the next tile are looked up while the loads of this one
-/// are in flight, so that page table and rows are not waited for one after the other.
-template <class Params>
+template <class Unit, Direction kDirection, class Params>
+__device__ __noinline__ void copy_narrow(const Params& params, const Tile tile, const Units units) {
+  copy_tile<Unit, 2, kDirection>(params, tile, params.header.planes[tile.plane], units);
+}
+
+/// Blocks take tiles in turn. Threads share nothing and never wait for each other, so that some
+/// have loads in flight while others look up their rows.
+template <class Params, Direction kDirection, std::uint32_t kVectors>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     copy_rows_kernel(const __grid_constant__ Params params) {
-  extern __shared__ TileStage stages[];
-  const std::uint32_t group = threadIdx.x / kGroupThreads;
-  const std::uint32_t lane = threadIdx.x % kGroupThreads;
-  const std::uint32_t groups = blockDim.x / kGroupThreads;
-  const std::uint32_t item_step = gridDim.x * groups;
-  TileStage* const pair = stages + 2 * group;
-
-  std::uint32_t item = blockIdx.x * groups + group;
-  if (item >= params.header.item_count) return;
-  stage_tile(params, item, lane, pair[0]);
-  group_barrier(group);
-  for (std::uint32_t turn = 0;; turn ^= 1) {
-    const TileStage& stage = pair[turn];
-    const std::uint32_t next = item + item_step;
-    const bool has_next = next < params.header.item_count;
-    const auto stage_next = [&] {
-      if (has_next) stage_tile(params, next, lane, pair[turn ^ 1]);
-    };
-    if (stage.unit_log2 == 4 && stage.unit_count <= kGroupThreads * kVectorsInFlight) {
-      copy_vectors(stage, lane, stage_next);
-    } else {
-      stage_next();
-      copy_units(stage, lane);
+  for (std::uint32_t item = blockIdx.x; item < params.header.item_count; item += gridDim.x) {
+    const Tile tile = tile_of(params, item);
+    const PlaneEntry plane = params.header.planes[tile.plane];
+    const Units units = units_of(tile, params.header.bands[tile.band], plane);
+    switch (units.log2_bytes) {
+      case 0: copy_narrow<std::uint8_t, kDirection>(params, tile, units); break;
+      case 1: copy_narrow<std::uint16_t, kDirection>(params, tile, units); break;
+      case 2: copy_narrow<std::uint32_t, kDirection>(params, tile, units); break;
+      case 3: copy_narrow<std::uint64_t, kDirection>(params, tile, units); break;
+      default: copy_tile<uint4, kVectors, kDirection>(params, tile, plane, units);
     }
-    if (!has_next) return;
-    group_barrier(group);
-    item = next;
+  }
+}
+
+template <Direction kDirection, std::uint32_t kVectors, class Params>
+void launch_as(const Params& params, const LaunchShape& shape, StreamRef stream) {
+  void* arguments[] = {const_cast<Params*>(&params)};
+  const std::uint32_t ctas = std::min(shape.ctas, params.header.item_count);
+  cuda_check(cudaLaunchKernel(
+                 reinterpret_cast<const void*>(&copy_rows_kernel<Params, kDirection, kVectors>),
+                 dim3(ctas), dim3(shape.threads), arguments, 0, stream.get()),
+             "cudaLaunchKernel of copy_rows");
+}
+
+template <Direction kDirection, class Params>
+void launch_towards(const Params& params, const LaunchShape& shape, StreamRef stream) {
+  switch (shape.vectors) {
+    case 8: return launch_as<kDirection, 8>(params, shape, stream);
+    case 4: return launch_as<kDirection, 4>(params, shape, stream);
+    default: return launch_as<kDirection, 2>(params, shape, stream);
   }
 }
 
 template <class Params>
-void launch(const Params& params, const LaunchShape& shape, StreamRef stream) {
-  const std::size_t shared_bytes = shape.threads / kGroupThreads * 2 * sizeof(TileStage);
-  void* arguments[] = {const_cast<Params*>(&params)};
-  cuda_check(cudaLaunchKernel(reinterpret_cast<const void*>(&copy_rows_kernel<Params>),
-                              dim3(shape.ctas), dim3(shape.threads), arguments, shared_bytes,
-                              stream.get()),
-             "cudaLaunchKernel of copy_rows");
+void launch(const Params& params, Direction direction, const LaunchShape& shape,
+            StreamRef stream) {
+  switch (direction) {
+    case Direction::kPack: return launch_towards<Direction::kPack>(params, shape, stream);
+    case Direction::kUnpack: return launch_towards<Direction::kUnpack>(params, shape, stream);
+    case Direction::kCopy: return launch_towards<Direction::kCopy>(params, shape, stream);
+  }
 }
 
 }  // namespace
 
-LaunchShape launch_shape(std::uint32_t multiprocessors, std::int64_t max_ctas) {
-  const bool is_whole = max_ctas == 0 || max_ctas >= multiprocessors;
-  return {is_whole ? multiprocessors : static_cast<std::uint32_t>(max_ctas), kMaxThreads};
+LaunchShape launch_shape(std::uint32_t multiprocessors, std::int64_t max_ctas,
+                         std::int64_t /*bytes*/) {
+  constexpr std::uint32_t kUnbounded = 1U << 30;
+  if (max_ctas == 0 || max_ctas >= multiprocessors) return {kUnbounded, 128, 4};
+  return {static_cast<std::uint32_t>(max_ctas), kMaxThreads, 8};
 }
 
-void launch_copy(const SmallParams& params, const LaunchShape& shape, StreamRef stream) {
-  launch(params, shape, stream);
+void launch_copy(const SmallParams& params, Direction direction, const LaunchShape& shape,
+                 StreamRef stream) {
+  launch(params, direction, shape, stream);
 }
 
-void launch_copy(const LargeParams& params, const LaunchShape& shape, StreamRef stream) {
-  launch(params, shape, stream);
+void launch_copy(const LargeParams& params, Direction direction, const LaunchShape& shape,
+                 StreamRef stream) {
+  launch(params, direction, shape, stream);
 }
 
 }  // namespace kvxfer::cuda::detail

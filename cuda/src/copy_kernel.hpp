@@ -10,19 +10,26 @@
 
 namespace kvxfer::cuda::detail {
 
-/// How a launch is spread over the device.
+/// How a launch is spread over the device. A block moves one tile at a time.
 struct LaunchShape {
-  std::uint32_t ctas;
-  std::uint32_t threads;  ///< a multiple of kGroupThreads
+  std::uint32_t ctas;     ///< at most
+  std::uint32_t threads;  ///< of a block
+  std::uint32_t vectors;  ///< of 16 bytes that a thread has in flight: 2, 4 or 8
 
-  [[nodiscard]] std::uint32_t groups() const noexcept { return ctas * (threads / kGroupThreads); }
+  /// Bytes that a block has in flight, which is a tile's size.
+  [[nodiscard]] std::int64_t tile_bytes() const noexcept {
+    return std::int64_t{threads} * vectors * 16;
+  }
 };
 
-/// The whole device, or one wide block on each of `max_ctas` multiprocessors.
-[[nodiscard]] LaunchShape launch_shape(std::uint32_t multiprocessors, std::int64_t max_ctas);
+/// The shape for `bytes` on the whole device, or on at most `max_ctas` multiprocessors.
+[[nodiscard]] LaunchShape launch_shape(std::uint32_t multiprocessors, std::int64_t max_ctas,
+                                       std::int64_t bytes);
 
 /// Enqueues one launch, which has items. @throws CudaError.
-void launch_copy(const SmallParams& params, const LaunchShape& shape, StreamRef stream);
-void launch_copy(const LargeParams& params, const LaunchShape& shape, StreamRef stream);
+void launch_copy(const SmallParams& params, Direction direction, const LaunchShape& shape,
+                 StreamRef stream);
+void launch_copy(const LargeParams& params, Direction direction, const LaunchShape& shape,
+                 StreamRef stream);
 
 }  // namespace kvxfer::cuda::detail

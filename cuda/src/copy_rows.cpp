@@ -20,13 +20,22 @@ using detail::PairWork;
 constexpr std::size_t kMaxPairs = detail::LargeParams::kMaxJobs / 3;
 using WorkArray = std::array<PairWork, kMaxPairs>;
 
+detail::Direction direction_of(const PairWork& work) {
+  if (work.destination == nullptr) return detail::Direction::kPack;
+  return work.source == nullptr ? detail::Direction::kUnpack : detail::Direction::kCopy;
+}
+
 void enqueue(const detail::DevicePlanes& planes, std::span<const PairWork> work,
              const Launch& launch) {
-  const auto shape = detail::launch_shape(planes.multiprocessors(), launch.max_ctas);
   const detail::ResidentTables tables{planes.planes(), planes.cells(), &planes.groups()};
-  detail::for_each_launch(work, tables, shape.groups(), [&](const auto& params) {
-    detail::launch_copy(params, shape, launch.stream);
-  });
+  const auto shape_for = [&](std::int64_t bytes) {
+    return detail::launch_shape(planes.multiprocessors(), launch.max_ctas, bytes);
+  };
+  detail::for_each_launch(
+      work, tables, [&](std::int64_t bytes) { return shape_for(bytes).tile_bytes(); },
+      [&](const auto& params, std::int64_t bytes) {
+        detail::launch_copy(params, direction_of(work.front()), shape_for(bytes), launch.stream);
+      });
 }
 
 /// Enqueues `count` works, kMaxPairs at a time; `work_at(i)` makes them.

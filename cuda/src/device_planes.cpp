@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 namespace kvxfer::cuda::detail {
@@ -27,6 +28,20 @@ Slice slice_of(const PoolLayout& layout, std::span<const std::int64_t> addresses
           plane.row_stride_bytes};
 }
 
+std::uint32_t row_multiplier(std::int64_t row_units) {
+  return row_units == 0 ? 0
+                        : static_cast<std::uint32_t>((0x7fffffff + row_units) / row_units);
+}
+
+/// @throws UnsupportedError for a stride that does not fit 32 bits.
+std::uint32_t stride(std::int64_t bytes) {
+  if (bytes > std::numeric_limits<std::uint32_t>::max()) {
+    throw UnsupportedError(
+        kvxfer::detail::message("expected strides below 4 GiB, got ", bytes, " bytes"));
+  }
+  return static_cast<std::uint32_t>(bytes);
+}
+
 void require_addresses(const PoolLayout& layout, std::span<const std::int64_t> addresses,
                        const char* side) {
   kvxfer::detail::require(addresses.empty() || addresses.size() == layout.planes().size(),
@@ -36,11 +51,16 @@ void require_addresses(const PoolLayout& layout, std::span<const std::int64_t> a
     kvxfer::detail::require(address > 0, "expected ", side, " addresses > 0, got ", address);
 }
 
-std::int64_t max_slice_bytes(const PlaneGroup& group) {
-  std::int64_t bytes = 1;
-  for (const PlanePair& pair : group.planes)
-    bytes = std::max(bytes, pair.bytes);
-  return bytes;
+/// Runs of equal sizes in entries that are sorted by size; what exceeds kMaxSizes joins the last.
+std::vector<PlaneRun> runs_of(std::span<const PlaneEntry> entries) {
+  std::vector<PlaneRun> runs;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const bool continues = i > 0 && entries[i].bytes == entries[i - 1].bytes;
+    if (!continues && runs.size() < kMaxSizes)
+      runs.push_back({static_cast<std::uint32_t>(i), 0, entries[i].bytes});
+    ++runs.back().plane_count;
+  }
+  return runs;
 }
 
 void add_cells(PlaneArrays& arrays, const TokenPattern& pattern) {
@@ -78,7 +98,7 @@ PlaneArrays make_plane_arrays(std::span<const Relayout> relayouts,
       groups.push_back({static_cast<std::uint32_t>(arrays.planes.size()),
                         static_cast<std::uint32_t>(arrays.cells.size()),
                         is_one_cell ? 0 : static_cast<std::uint32_t>(group.pattern.cells().size()),
-                        max_slice_bytes(group)});
+                        {}});
       if (!is_one_cell) add_cells(arrays, group.pattern);
       std::int64_t prefix_bytes = 0;
       for (const PlanePair& pair : group.planes) {
@@ -86,13 +106,16 @@ PlaneArrays make_plane_arrays(std::span<const Relayout> relayouts,
                                     pair.source_offset_bytes);
         const Slice to = slice_of(relayout.destination(), destination_addresses,
                                   pair.destination_plane, pair.destination_offset_bytes);
-        arrays.planes.push_back({from.base, from.page_stride, from.row_stride, to.base,
-                                 to.page_stride, to.row_stride, prefix_bytes,
-                                 static_cast<std::uint32_t>(pair.bytes),
-                                 static_cast<std::uint32_t>((from.bits() | to.bits() | pair.bytes) &
-                                                            0xff)});
+        arrays.planes.push_back(
+            {from.base, to.base, prefix_bytes, stride(from.page_stride), stride(from.row_stride),
+             stride(to.page_stride), stride(to.row_stride), static_cast<std::uint32_t>(pair.bytes),
+             static_cast<std::uint32_t>((from.bits() | to.bits() | pair.bytes) & 0xff),
+             row_multiplier(pair.bytes / 16), 0});
         prefix_bytes += pair.bytes;
       }
+      const auto entries = std::span(arrays.planes).subspan(groups.back().plane_begin);
+      std::ranges::stable_sort(entries, std::greater{}, &PlaneEntry::bytes);
+      groups.back().runs = runs_of(entries);
     }
   }
   return arrays;

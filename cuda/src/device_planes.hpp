@@ -16,6 +16,15 @@
 
 namespace kvxfer::cuda::detail {
 
+/// Planes of a group that lie side by side in the tables and have about one size.
+struct PlaneRun {
+  std::uint32_t plane_offset;  ///< from the group's first entry
+  std::uint32_t plane_count;
+  std::int64_t slice_bytes;  ///< of the largest
+
+  bool operator==(const PlaneRun&) const = default;
+};
+
 /// Plane entries and cells of relayouts as host arrays. Cell pointers of jobs are offsets into
 /// `cells`.
 struct PlaneArrays {
@@ -24,7 +33,7 @@ struct PlaneArrays {
     std::uint32_t plane_begin;
     std::uint32_t cell_begin;
     std::uint32_t cell_count;  ///< 0: one cell, which the job's origins hold
-    std::int64_t max_slice_bytes;
+    std::vector<PlaneRun> runs;  ///< largest slices first
   };
 
   std::vector<PlaneEntry> planes;

@@ -28,13 +28,12 @@ void require_rows(std::int64_t rows) {
   }
 }
 
-/// Exact for n < 2^31: the multiplier's error stays below 2^shift / n.
+/// Exact for n < 2^31: the multiplier's error stays below 2^(31 + shift) / n.
 FastDivisor fast_divisor(std::int64_t divisor) {
   const auto d = static_cast<std::uint64_t>(divisor);
   const auto log2 = static_cast<std::uint32_t>(std::bit_width(d - 1));
-  const std::uint32_t shift = 31 + log2;
-  return {u32(divisor), static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d),
-          shift};
+  return {u32(divisor),
+          static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + log2)) + d - 1) / d), log2};
 }
 
 /// Pages [first, last) of a table that hold the positions of a segment.
@@ -100,37 +99,30 @@ class Builder {
     }
   }
 
-  /// One band: every work whose group `group` has `plane_count` planes.
-  bool add_band(std::span<const PairWork> work, std::size_t group, std::size_t plane_count,
-                std::int64_t tile_bytes) {
+  /// Bands of every work whose group `group` has the runs `runs`.
+  bool add_bands(std::span<const PairWork> work, std::size_t group,
+                 const std::vector<PlaneRun>& runs, std::int64_t tile_bytes) {
     const std::uint32_t job_begin = job_count_;
     std::int64_t most_rows = 0;
-    std::int64_t slice_bytes = 1;
     for (std::size_t i = 0; i < work.size(); ++i) {
-      const auto& groups = work[i].relayout->groups();
-      if (group >= groups.size() || groups[group].planes.size() != plane_count) continue;
+      if (!has_runs(work[i], group, runs)) continue;
       if (job_count_ == Params::kMaxJobs) return false;
-      const std::int64_t rows = add_job(work[i], i, group);
-      most_rows = std::max(most_rows, rows);
-      slice_bytes = std::max(slice_bytes, (*tables_.groups)[work[i].index][group].max_slice_bytes);
+      most_rows = std::max(most_rows, add_job(work[i], i, group));
     }
     if (most_rows == 0) {
       job_count_ = job_begin;
       return true;
     }
-    if (params_.header.band_count == kMaxBands) return false;
-    const std::int64_t most_tile_rows =
-        std::clamp<std::int64_t>(tile_bytes / slice_bytes, 1, kMaxTileRows);
-    const std::int64_t tiles = (most_rows + most_tile_rows - 1) / most_tile_rows;
-    const std::int64_t jobs = job_count_ - job_begin;
-    const std::int64_t items =
-        params_.header.item_count + tiles * jobs * static_cast<std::int64_t>(plane_count);
-    require_rows(items);
-    params_.header.bands[params_.header.band_count++] = {
-        params_.header.item_count, job_begin, u32((most_rows + tiles - 1) / tiles),
-        fast_divisor(tiles * jobs), fast_divisor(jobs)};
-    params_.header.item_count = u32(items);
+    const Weave weave = weave_jobs(job_begin);
+    for (const PlaneRun& run : runs)
+      if (!add_band(run, job_begin, most_rows, weave, tile_bytes)) return false;
     return true;
+  }
+
+  [[nodiscard]] bool has_runs(const PairWork& work, std::size_t group,
+                              const std::vector<PlaneRun>& runs) const {
+    const auto& groups = (*tables_.groups)[work.index];
+    return group < groups.size() && groups[group].runs == runs;
   }
 
  private:
@@ -155,6 +147,7 @@ class Builder {
     const std::int64_t rows = pattern.rows_before(part.end) - first;
     const std::int64_t first_period = first / pattern.rows_per_period();
     require_rows(region_rows + pattern.rows_per_period());
+    first_periods_[job_count_] = first_period;
     const bool has_cells = resident.cell_count > 0;
     const TokenCell cell = has_cells ? TokenCell{} : pattern.cells().front();
     params_.jobs[job_count_++] = {
@@ -174,6 +167,87 @@ class Builder {
     return rows;
   }
 
+  /// How the jobs from `job_begin` on share the paged side, if they do so without gaps.
+  struct Weave {
+    std::int64_t period_rows = 0;  ///< 0: they do not
+    std::int64_t begin = 0;
+    std::int64_t rows = 0;
+  };
+
+  /// Counts all jobs from one common period when they can be woven.
+  Weave weave_jobs(std::uint32_t job_begin) {
+    const std::span<Job> jobs(params_.jobs + job_begin, job_count_ - job_begin);
+    const Side& paged = paged_side(jobs.front());
+    const bool has_one_paged_side =
+        (jobs.front().source.page_rows.divisor == 0) !=
+        (jobs.front().destination.page_rows.divisor == 0);
+    const auto cell_rows = static_cast<std::int64_t>(jobs.front().period_rows.divisor);
+    const auto count = static_cast<std::int64_t>(jobs.size());
+    if (!has_one_paged_side || count < 2 || count > kMaxWovenJobs || paged.step != cell_rows * count) return {};
+    std::int64_t first_period = first_periods_[job_begin];
+    std::int64_t rows = 0;
+    for (std::size_t j = 0; j < jobs.size(); ++j) {
+      const Side& side = paged_side(jobs[j]);
+      const std::int64_t shift = first_periods_[job_begin + j] - first_periods_[job_begin];
+      const std::uint32_t origin = paged.origin + u32(shift * paged.step + cell_rows * static_cast<std::int64_t>(j));
+      if (jobs[j].cells != nullptr || jobs[j].period_rows.divisor != cell_rows ||
+          side.step != paged.step || side.first_page_id != paged.first_page_id ||
+          side.page_rows.divisor != paged.page_rows.divisor || side.origin != origin)
+        return {};
+      first_period = std::min(first_period, first_periods_[job_begin + j]);
+      rows += jobs[j].row_count;
+    }
+    std::int64_t begin = std::numeric_limits<std::int64_t>::max();
+    for (std::size_t j = 0; j < jobs.size(); ++j) {
+      const std::int64_t shift = first_periods_[job_begin + j] - first_period;
+      jobs[j].phase += u32(shift * cell_rows);
+      jobs[j].source.origin -= u32(shift * jobs[j].source.step);
+      jobs[j].destination.origin -= u32(shift * jobs[j].destination.step);
+      const std::int64_t phase = jobs[j].phase;
+      if (jobs[j].row_count > 0) {
+        begin = std::min(begin, phase / cell_rows * paged.step +
+                                    static_cast<std::int64_t>(j) * cell_rows + phase % cell_rows);
+      }
+    }
+    return {paged.step, begin, rows};
+  }
+
+  static const Side& paged_side(const Job& job) {
+    return job.source.page_rows.divisor == 0 ? job.destination : job.source;
+  }
+
+  bool add_band(const PlaneRun& run, std::uint32_t job_begin, std::int64_t most_rows,
+                const Weave& weave, std::int64_t tile_bytes) {
+    if (params_.header.band_count == kMaxBands) return false;
+    const bool is_woven = weave.period_rows > 0;
+    const std::int64_t rows = is_woven ? weave.rows : most_rows;
+    const std::int64_t most_tile_rows = std::max<std::int64_t>(tile_bytes / run.slice_bytes, 1);
+    const std::int64_t tiles = (rows + most_tile_rows - 1) / most_tile_rows;
+    const std::int64_t jobs = is_woven ? 1 : job_count_ - job_begin;
+    const std::int64_t items = params_.header.item_count + tiles * jobs * run.plane_count;
+    require_rows(items);
+    std::uint32_t address_bits = 0;
+    std::uint32_t packed_rows = 0;
+    for (std::uint32_t j = job_begin; j < job_count_; ++j) {
+      address_bits |= u32(params_.jobs[j].packed_address);
+      packed_rows |= params_.jobs[j].packed_rows;
+    }
+    params_.header.bands[params_.header.band_count++] = {
+        params_.header.item_count,
+        job_begin,
+        run.plane_offset,
+        u32((rows + tiles - 1) / tiles),
+        fast_divisor(tiles * jobs),
+        fast_divisor(jobs),
+        is_woven ? fast_divisor(weave.period_rows) : FastDivisor{},
+        u32(weave.begin),
+        u32(weave.rows),
+        address_bits,
+        packed_rows & (~packed_rows + 1)};
+    params_.header.item_count = u32(items);
+    return true;
+  }
+
   static std::int64_t packed_address(const PairWork& work, std::size_t group_index) {
     if (work.source != nullptr && work.destination != nullptr) return 0;
     std::int64_t address = work.packed_address;
@@ -190,18 +264,20 @@ class Builder {
   Params& params_;
   std::array<SidePages, Params::kMaxJobs> sources_;
   std::array<SidePages, Params::kMaxJobs> destinations_;
+  std::array<std::int64_t, Params::kMaxJobs> first_periods_;
   std::uint32_t job_count_ = 0;
   std::uint32_t page_count_ = 0;
 };
 
-bool is_first_of_its_count(std::span<const PairWork> work, std::size_t i, std::size_t group) {
-  const auto count = [&](std::size_t k) {
-    const auto& groups = work[k].relayout->groups();
-    return group < groups.size() ? groups[group].planes.size() : 0;
-  };
-  for (std::size_t k = 0; k < i; ++k)
-    if (count(k) == count(i)) return false;
-  return count(i) > 0;
+/// Whether no earlier work has a group `group` with the runs of work `i`'s.
+bool is_first_of_its_runs(std::span<const PairWork> work, std::size_t i, std::size_t group,
+                          const ResidentTables& tables) {
+  const auto& runs = (*tables.groups)[work[i].index][group].runs;
+  for (std::size_t k = 0; k < i; ++k) {
+    const auto& groups = (*tables.groups)[work[k].index];
+    if (group < groups.size() && groups[group].runs == runs) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -245,11 +321,6 @@ std::int64_t portion_bytes(std::span<const PairWork> work, const Portion& portio
   return bytes;
 }
 
-std::int64_t tile_bytes_for(std::int64_t bytes, std::int64_t groups) {
-  constexpr std::int64_t kMinTileBytes = 4096;
-  return std::clamp(bytes / groups, kMinTileBytes, kMaxTileBytes);
-}
-
 template <class Params>
 bool build_launch(std::span<const PairWork> work, const Portion& portion,
                   const ResidentTables& tables, std::int64_t tile_bytes, Params& params) {
@@ -261,9 +332,9 @@ bool build_launch(std::span<const PairWork> work, const Portion& portion,
     group_count = std::max(group_count, pair.relayout->groups().size());
   for (std::size_t group = 0; group < group_count; ++group) {
     for (std::size_t i = 0; i < work.size(); ++i) {
-      if (!is_first_of_its_count(work, i, group)) continue;
-      const std::size_t planes = work[i].relayout->groups()[group].planes.size();
-      if (!builder.add_band(work, group, planes, tile_bytes)) return false;
+      const auto& groups = (*tables.groups)[work[i].index];
+      if (group >= groups.size() || !is_first_of_its_runs(work, i, group, tables)) continue;
+      if (!builder.add_bands(work, group, groups[group].runs, tile_bytes)) return false;
     }
   }
   return true;

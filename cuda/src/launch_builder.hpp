@@ -49,47 +49,44 @@ struct Portion {
 /// Page ids that `work` needs in one launch.
 [[nodiscard]] std::int64_t page_id_count(std::span<const PairWork> work, const Portion& portion);
 
-/// Bytes of tile that suit `groups` groups of threads and `bytes` in all.
-[[nodiscard]] std::int64_t tile_bytes_for(std::int64_t bytes, std::int64_t groups);
-
 /// Fills `params`; item_count is 0 when there is nothing to move. False when the work has more
 /// jobs or bands than one launch takes.
 /// @throws UnsupportedError for more than 2^31 rows in one launch.
 template <class Params>
 [[nodiscard]] bool build_launch(std::span<const PairWork> work, const Portion& portion,
-                                const ResidentTables& tables, std::int64_t tile_bytes,
-                                Params& params);
+                                const ResidentTables& tables, std::int64_t tile_bytes, Params& params);
 
 /// Packed bytes of the portion.
 [[nodiscard]] std::int64_t portion_bytes(std::span<const PairWork> work, const Portion& portion);
 
-/// Calls `visit(params)` for one portion: once when it fits one launch, as almost all do.
-template <class Visit>
+/// Calls `visit(params, bytes)` for one portion: once when it fits one launch, as almost all do.
+template <class TileBytesFor, class Visit>
 void visit_portion(std::span<const PairWork> work, const Portion& portion,
-                   const ResidentTables& tables, std::int64_t groups, Visit& visit) {
-  const std::int64_t tile_bytes = tile_bytes_for(portion_bytes(work, portion), groups);
+                   const ResidentTables& tables, TileBytesFor& tile_bytes_for, Visit& visit) {
+  const std::int64_t bytes = portion_bytes(work, portion);
   const auto try_visit = [&](auto& params) {
     using Params = std::remove_reference_t<decltype(params)>;
     if (page_id_count(work, portion) > Params::kMaxPages ||
-        !build_launch(work, portion, tables, tile_bytes, params))
+        !build_launch(work, portion, tables, tile_bytes_for(bytes), params))
       return false;
-    if (params.header.item_count > 0) visit(params);
+    if (params.header.item_count > 0) visit(params, bytes);
     return true;
   };
   if (SmallParams small; try_visit(small)) return;
   if (LargeParams large; try_visit(large)) return;
   const std::size_t half = work.size() / 2;
-  visit_portion(work.first(half), portion, tables, groups, visit);
-  visit_portion(work.subspan(half), portion, tables, groups, visit);
+  visit_portion(work.first(half), portion, tables, tile_bytes_for, visit);
+  visit_portion(work.subspan(half), portion, tables, tile_bytes_for, visit);
 }
 
-/// Calls `visit(params)` for each launch that `work` needs, `groups` groups of threads sharing it.
-template <class Visit>
+/// Calls `visit(params, bytes)` for each launch that `work` needs; `tile_bytes_for(bytes)` is the
+/// size of a tile in a launch of so many bytes.
+template <class TileBytesFor, class Visit>
 void for_each_launch(std::span<const PairWork> work, const ResidentTables& tables,
-                     std::int64_t groups, Visit visit) {
+                     TileBytesFor tile_bytes_for, Visit visit) {
   const std::int64_t parts = parts_for(work, LargeParams::kMaxPages);
   for (std::int64_t part = 0; part < parts; ++part)
-    visit_portion(work, {part, parts}, tables, groups, visit);
+    visit_portion(work, {part, parts}, tables, tile_bytes_for, visit);
 }
 
 }  // namespace kvxfer::cuda::detail

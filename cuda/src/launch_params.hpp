@@ -6,21 +6,23 @@
 // numbers are relative to the launch and fit 31 bits, which the builder checks; bytes are 64-bit
 // everywhere.
 
+#include <cstddef>
 #include <cstdint>
 
 namespace kvxfer::cuda::detail {
 
-/// Threads that move one tile together, and the 16-byte vectors that each holds in flight.
-inline constexpr std::uint32_t kGroupThreads = 128;
-inline constexpr std::uint32_t kVectorsInFlight = 8;
 inline constexpr std::uint32_t kMaxThreads = 1024;
-inline constexpr std::uint32_t kMaxGroups = kMaxThreads / kGroupThreads;
-/// Each thread of a group stages one row's addresses.
-inline constexpr std::uint32_t kMaxTileRows = kGroupThreads;
-inline constexpr std::int64_t kMaxTileBytes = kGroupThreads * kVectorsInFlight * 16;
-inline constexpr std::uint32_t kMaxBands = 8;
 
-/// Divides n < 2^31 by a constant: (n * multiplier) >> shift.
+/// Plane sizes that a group of planes is divided by, so that each gets tiles of its own length.
+inline constexpr std::size_t kMaxSizes = 4;
+inline constexpr std::uint32_t kMaxBands = 12;
+/// Jobs of a woven band at most: one for each lane of a warp.
+inline constexpr std::int64_t kMaxWovenJobs = 32;
+
+/// Which sides of a launch are paged: the source, the destination, both.
+enum class Direction : std::uint8_t { kPack, kUnpack, kCopy };
+
+/// Divides n < 2^31 by a constant: ((2n * multiplier) >> 32) >> shift.
 struct FastDivisor {
   std::uint32_t divisor;
   std::uint32_t multiplier;
@@ -30,14 +32,16 @@ struct FastDivisor {
 /// One plane of one pair, resident on the device since registration.
 struct PlaneEntry {
   std::int64_t source_base;  ///< of row 0 of page 0, slice included
-  std::int64_t source_page_stride;
-  std::int64_t source_row_stride;
   std::int64_t destination_base;
-  std::int64_t destination_page_stride;
-  std::int64_t destination_row_stride;
   std::int64_t packed_prefix_bytes;  ///< of one row over the group's earlier planes
-  std::uint32_t bytes;               ///< of the slice
-  std::uint32_t alignment_bits;      ///< of every address and stride of the paged sides, or-ed
+  std::uint32_t source_page_stride;
+  std::uint32_t source_row_stride;
+  std::uint32_t destination_page_stride;
+  std::uint32_t destination_row_stride;
+  std::uint32_t bytes;           ///< of the slice
+  std::uint32_t alignment_bits;  ///< of every address and stride of the paged sides, or-ed
+  std::uint32_t row_multiplier;  ///< ceil(2^31 / vectors of a row)
+  std::uint32_t padding;
 };
 
 /// A stretch of a period in which both local indices rise by one.
@@ -65,20 +69,30 @@ struct Job {
   std::uint32_t row_count;    ///< of this launch
   std::uint32_t first_row;    ///< packed rows before this launch's
   std::uint32_t packed_rows;  ///< of the whole region
-  std::uint32_t phase;        ///< rows of the first period before this launch's
+  std::uint32_t phase;        ///< rows before this launch's, counted from the origins' period
   FastDivisor period_rows;
   Side source;
   Side destination;
 };
 
-/// Jobs with equal plane counts. Items run plane by plane, then tile by tile, jobs innermost, so
-/// that the ranks that read one page read it together.
+/// Planes of one size of jobs that have equally many. Items run plane by plane, then tile by tile,
+/// jobs innermost, so that the ranks that share a page are near in time.
+///
+/// The jobs of a woven band divide each period of the paged side among them, in order and without
+/// gaps, as round robin does: its tiles run over that side's rows, which are contiguous there, and
+/// each row finds its job.
 struct Band {
   std::uint32_t first_item;
   std::uint32_t job_begin;
+  std::uint32_t plane_offset;  ///< from the job's first plane
   std::uint32_t tile_rows;
-  FastDivisor plane_items;  ///< tiles * jobs
-  FastDivisor jobs;
+  FastDivisor plane_items;    ///< tiles * jobs, or tiles when woven
+  FastDivisor jobs;           ///< 1 when woven
+  FastDivisor weave;          ///< rows of a period on the paged side; divisor 0: not woven
+  std::uint32_t woven_begin;  ///< first row of the paged side, counted from the jobs' first period
+  std::uint32_t woven_rows;
+  std::uint32_t address_bits;    ///< of the jobs' packed addresses, or-ed
+  std::uint32_t rows_alignment;  ///< largest power of two that divides the jobs' packed rows
 };
 
 struct LaunchHeader {
@@ -100,7 +114,7 @@ struct LaunchParams {
 
 /// Parameters cost time to enqueue, so that most launches take the small form. CUDA allows 32,764
 /// bytes.
-using SmallParams = LaunchParams<12, 512>;
+using SmallParams = LaunchParams<10, 512>;
 using LargeParams = LaunchParams<48, 6000>;
 static_assert(sizeof(SmallParams) <= 4096);
 static_assert(sizeof(LargeParams) <= 32764);

@@ -10,20 +10,16 @@
 namespace kvxfer::cuda::detail {
 
 __host__ __device__ inline std::uint32_t quotient(std::uint32_t n, const FastDivisor& d) {
-  return static_cast<std::uint32_t>((std::uint64_t{n} * d.multiplier) >> d.shift);
+  return static_cast<std::uint32_t>((std::uint64_t{n << 1} * d.multiplier) >> 32) >> d.shift;
 }
 
-/// Rows [first_row, first_row + row_count) of one plane of one job.
+/// Rows [first_row, first_row + row_count) of one plane: of a job, or of a woven band.
 struct Tile {
+  std::uint32_t band;
   std::uint32_t job;
   std::uint32_t plane;  ///< of the resident entries
   std::uint32_t first_row;
   std::uint32_t row_count;  ///< 0: this job has fewer tiles than its band
-};
-
-struct RowAddresses {
-  std::uint64_t source;
-  std::uint64_t destination;
 };
 
 template <class Params>
@@ -38,54 +34,105 @@ __host__ __device__ __forceinline__ Tile tile_of(const Params& params, std::uint
   const std::uint32_t tile = quotient(in_plane, band.jobs);
   const std::uint32_t j = band.job_begin + in_plane - tile * band.jobs.divisor;
   const Job& job = params.jobs[j];
+  const std::uint32_t rows = band.weave.divisor == 0 ? job.row_count : band.woven_rows;
   const std::uint32_t first_row = tile * band.tile_rows;
-  const std::uint32_t left = first_row < job.row_count ? job.row_count - first_row : 0;
-  return {j, job.plane_begin + plane, first_row, left < band.tile_rows ? left : band.tile_rows};
+  const std::uint32_t left = first_row < rows ? rows - first_row : 0;
+  return {b, j, job.plane_begin + band.plane_offset + plane, first_row,
+          left < band.tile_rows ? left : band.tile_rows};
 }
 
-/// Address of the first packed row of a plane of the job's region.
-__host__ __device__ inline std::uint64_t packed_start(const Job& job, const PlaneEntry& plane) {
-  return static_cast<std::uint64_t>(job.packed_address +
-                                    plane.packed_prefix_bytes * job.packed_rows);
+/// One plane on a paged side.
+struct PagedPlane {
+  Side side;
+  std::uint64_t base;
+  std::uint32_t page_stride;
+  std::uint32_t row_stride;
+};
+
+__host__ __device__ inline PagedPlane source_plane(const Job& job, const PlaneEntry& plane) {
+  return {job.source, static_cast<std::uint64_t>(plane.source_base), plane.source_page_stride,
+          plane.source_row_stride};
 }
 
+__host__ __device__ inline PagedPlane destination_plane(const Job& job, const PlaneEntry& plane) {
+  return {job.destination, static_cast<std::uint64_t>(plane.destination_base),
+          plane.destination_page_stride, plane.destination_row_stride};
+}
+
+/// Address of the row at `place`, which counts from the launch's first page.
 template <class Params>
-__host__ __device__ __forceinline__ RowAddresses row_addresses(const Params& params, const Job& job,
-                                                               const PlaneEntry& plane,
-                                                               std::uint32_t row) {
-  const std::uint32_t n = job.phase + row;
-  const std::uint32_t period = quotient(n, job.period_rows);
-  const std::uint32_t in_period = n - period * job.period_rows.divisor;
-  std::uint32_t source_index = in_period;
-  std::uint32_t destination_index = in_period;
-  if (job.cells != nullptr) {
-    std::uint32_t low = 0;
-    for (std::uint32_t high = job.cell_count; high - low > 1;) {
-      const std::uint32_t middle = (low + high) / 2;
-      (job.cells[middle].row <= in_period ? low : high) = middle;
-    }
-    const Cell cell = job.cells[low];
-    source_index = cell.source_index + in_period - cell.row;
-    destination_index = cell.destination_index + in_period - cell.row;
-  }
-  const auto paged = [&](const Side& side, std::uint32_t index, std::int64_t base,
-                         std::int64_t page_stride, std::int64_t row_stride) {
-    const std::uint32_t place = period * side.step + side.origin + index;
-    const std::uint32_t page = quotient(place, side.page_rows);
-    const std::uint32_t in_page = place - page * side.page_rows.divisor;
-    return static_cast<std::uint64_t>(
-        base + params.page_ids[side.first_page_id + page] * page_stride + in_page * row_stride);
-  };
-  const std::uint64_t packed =
-      packed_start(job, plane) + std::uint64_t{job.first_row + row} * plane.bytes;
-  return {job.source.page_rows.divisor == 0
-              ? packed
-              : paged(job.source, source_index, plane.source_base, plane.source_page_stride,
-                      plane.source_row_stride),
-          job.destination.page_rows.divisor == 0
-              ? packed
-              : paged(job.destination, destination_index, plane.destination_base,
-                      plane.destination_page_stride, plane.destination_row_stride)};
+__host__ __device__ __forceinline__ std::uint64_t paged_address(const Params& params,
+                                                                const PagedPlane& plane,
+                                                                std::uint32_t place) {
+  const std::uint32_t page = quotient(place, plane.side.page_rows);
+  const std::uint32_t in_page = place - page * plane.side.page_rows.divisor;
+  const auto id = static_cast<std::uint32_t>(params.page_ids[plane.side.first_page_id + page]);
+  return plane.base + std::uint64_t{id} * plane.page_stride +
+         std::uint64_t{in_page} * plane.row_stride;
 }
+
+/// Packed address of the job's row with number 0, counted as `phase` counts.
+__host__ __device__ inline std::uint64_t packed_origin(const Job& job, const PlaneEntry& plane) {
+  const auto rows = static_cast<std::int64_t>(job.first_row) - job.phase;
+  return static_cast<std::uint64_t>(job.packed_address +
+                                    plane.packed_prefix_bytes * job.packed_rows +
+                                    rows * plane.bytes);
+}
+
+/// Rows of one job, from row number `first` (phase included) on.
+struct StridedRows {
+  FastDivisor period_rows;
+  const Cell* cells;
+  std::uint32_t cell_count;
+  std::uint32_t first;
+
+  struct Places {
+    std::uint32_t period;
+    std::uint32_t source_index;
+    std::uint32_t destination_index;
+  };
+
+  /// kHasCells: whether the period has several cells.
+  template <bool kHasCells>
+  __host__ __device__ __forceinline__ Places places(std::uint32_t row) const {
+    const std::uint32_t n = first + row;
+    const std::uint32_t period = quotient(n, period_rows);
+    const std::uint32_t in_period = n - period * period_rows.divisor;
+    if constexpr (!kHasCells) return {period, in_period, in_period};
+    std::uint32_t low = 0;
+    for (std::uint32_t high = cell_count; high - low > 1;) {
+      const std::uint32_t middle = (low + high) / 2;
+      (cells[middle].row <= in_period ? low : high) = middle;
+    }
+    const Cell cell = cells[low];
+    return {period, cell.source_index + in_period - cell.row,
+            cell.destination_index + in_period - cell.row};
+  }
+};
+
+__host__ __device__ inline std::uint32_t place_of(const Side& side, std::uint32_t period,
+                                                  std::uint32_t index) {
+  return period * side.step + side.origin + index;
+}
+
+/// Rows of the paged side of a woven band, from woven row `first` on.
+struct WovenRows {
+  FastDivisor weave;
+  FastDivisor period_rows;
+  std::uint32_t first;
+
+  struct Thread {
+    std::uint32_t job;     ///< from the band's first
+    std::uint32_t number;  ///< of the row in the job, phase included
+  };
+
+  __host__ __device__ __forceinline__ Thread at(std::uint32_t row) const {
+    const std::uint32_t x = first + row;
+    const std::uint32_t period = quotient(x, weave);
+    const std::uint32_t in_period = x - period * weave.divisor;
+    const std::uint32_t job = quotient(in_period, period_rows);
+    return {job, period * period_rows.divisor + in_period - job * period_rows.divisor};
+  }
+};
 
 }  // namespace kvxfer::cuda::detail

@@ -15,6 +15,7 @@ namespace kvxfer::test {
 
 namespace {
 
+using cuda::detail::Direction;
 using cuda::detail::PairWork;
 using cuda::detail::PlaneArrays;
 
@@ -32,7 +33,7 @@ class HostWalk final : public RowCopier {
       work.push_back({&layout.relayouts()[index], index, plan.segment,
                       address(buffer.data()) + region.offset_bytes, &table, nullptr});
     }
-    run(work, arrays);
+    run<Direction::kPack>(work, arrays);
   }
 
   void unpack(const std::vector<Relayout>& relayouts, const Segment& segment,
@@ -44,7 +45,7 @@ class HostWalk final : public RowCopier {
     std::vector<PairWork> work;
     for (std::size_t i = 0; i < relayouts.size(); ++i)
       work.push_back({&relayouts[i], i, segment, address(regions[i].data()), nullptr, &table});
-    run(work, arrays);
+    run<Direction::kUnpack>(work, arrays);
   }
 
   void copy(const Relayout& relayout, const Segment& segment, const Pool& source,
@@ -54,43 +55,88 @@ class HostWalk final : public RowCopier {
     const PageTable to = destination.table(destination_bytes.data());
     const auto arrays = cuda::detail::make_plane_arrays({&relayout, 1}, from.plane_addresses(),
                                                         to.plane_addresses());
-    run({{&relayout, 0, segment, 0, &from, &to}}, arrays);
+    run<Direction::kCopy>({{&relayout, 0, segment, 0, &from, &to}}, arrays);
   }
 
   int launches = 0;
+  std::int64_t woven_tiles = 0;
 
  private:
   static std::int64_t address(const std::byte* data) {
     return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(data));
   }
 
+  /// Small, so that small plans have many tiles.
+  static std::int64_t tile_bytes(std::int64_t /*bytes*/) { return 4096; }
+
+  template <Direction kDirection>
   void run(const std::vector<PairWork>& work, const PlaneArrays& arrays) {
     const cuda::detail::ResidentTables tables{arrays.planes.data(), arrays.cells.data(),
                                               &arrays.groups};
     constexpr std::size_t kPairsOfOneCall = 16;
     for (std::size_t begin = 0; begin < work.size(); begin += kPairsOfOneCall) {
       const std::size_t count = std::min(kPairsOfOneCall, work.size() - begin);
-      cuda::detail::for_each_launch(std::span(work).subspan(begin, count), tables, 1056,
-                                    [&](const auto& params) {
+      cuda::detail::for_each_launch(std::span(work).subspan(begin, count), tables, tile_bytes,
+                                    [&](const auto& params, std::int64_t /*bytes*/) {
                                       ++launches;
-                                      move_rows(params);
+                                      move_rows<kDirection>(params);
                                     });
     }
   }
 
-  template <class Params>
-  static void move_rows(const Params& params) {
+  template <Direction kDirection, class Params>
+  void move_rows(const Params& params) {
     for (std::uint32_t item = 0; item < params.header.item_count; ++item) {
       const auto tile = cuda::detail::tile_of(params, item);
-      ASSERT_LE(tile.row_count, cuda::detail::kMaxTileRows);
       const auto& plane = params.header.planes[tile.plane];
-      for (std::uint32_t r = 0; r < tile.row_count; ++r) {
-        const auto row = cuda::detail::row_addresses(params, params.jobs[tile.job], plane,
-                                                     tile.first_row + r);
-        std::memcpy(reinterpret_cast<void*>(row.destination),
-                    reinterpret_cast<const void*>(row.source), plane.bytes);
+      woven_tiles += params.header.bands[tile.band].weave.divisor != 0;
+      for (std::uint32_t row = 0; row < tile.row_count; ++row) {
+        const auto [from, to] = addresses<kDirection>(params, tile, plane, row);
+        std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), plane.bytes);
       }
     }
+  }
+
+ public:
+  struct Addresses {
+    std::uint64_t source;
+    std::uint64_t destination;
+  };
+
+  template <Direction kDirection, class Params>
+  static Addresses addresses(const Params& params, const cuda::detail::Tile& tile,
+                             const cuda::detail::PlaneEntry& plane, std::uint32_t row) {
+    const auto& band = params.header.bands[tile.band];
+    const auto& job = params.jobs[tile.job];
+    const auto from = cuda::detail::source_plane(job, plane);
+    const auto to = cuda::detail::destination_plane(job, plane);
+    if (band.weave.divisor != 0) {
+      const cuda::detail::WovenRows rows{band.weave, job.period_rows,
+                                         band.woven_begin + tile.first_row};
+      const auto thread = rows.at(row);
+      const auto packed =
+          cuda::detail::packed_origin(params.jobs[band.job_begin + thread.job], plane) +
+          std::uint64_t{thread.number} * plane.bytes;
+      const auto& paged = kDirection == Direction::kPack ? from : to;
+      const auto address =
+          cuda::detail::paged_address(params, paged, rows.first + row + paged.side.origin);
+      return kDirection == Direction::kPack ? Addresses{address, packed}
+                                            : Addresses{packed, address};
+    }
+    const cuda::detail::StridedRows rows{job.period_rows, job.cells, job.cell_count,
+                                         job.phase + tile.first_row};
+    const auto places =
+        job.cells == nullptr ? rows.places<false>(row) : rows.places<true>(row);
+    const auto packed = cuda::detail::packed_origin(job, plane) +
+                        std::uint64_t{rows.first + row} * plane.bytes;
+    Addresses result{packed, packed};
+    if constexpr (kDirection != Direction::kUnpack)
+      result.source = cuda::detail::paged_address(
+          params, from, cuda::detail::place_of(from.side, places.period, places.source_index));
+    if constexpr (kDirection != Direction::kPack)
+      result.destination = cuda::detail::paged_address(
+          params, to, cuda::detail::place_of(to.side, places.period, places.destination_index));
+    return result;
   }
 };
 
@@ -117,6 +163,21 @@ TEST(LaunchBuilder, PacksAllPlanesOfAllRanksInOneLaunch) {
   EXPECT_EQ(walk.launches, 1);
 }
 
+TEST(LaunchBuilder, WeavesTheRanksThatShareAPage) {
+  for (const std::int64_t ranks : {2, 3, 8}) {
+    HostWalk walk;
+    const Description description{.destination = {.ranks = ranks, .interleave = 2},
+                                  .layers = 2, .prefix_tokens = 300, .begin = 333, .end = 901};
+    expect_pack_equal(walk, Scenario(description));
+    EXPECT_GT(walk.woven_tiles, 0) << "pack for " << ranks;
+    walk.woven_tiles = 0;
+    Description back = description;
+    std::swap(back.source, back.destination);
+    expect_unpack_equal(walk, Scenario(back));
+    EXPECT_GT(walk.woven_tiles, 0) << "unpack from " << ranks;
+  }
+}
+
 TEST(LaunchBuilder, ManyPagesTakeSeveralLaunches) {
   HostWalk walk;
   const Scenario scenario({.source = {.page_size = 1},
@@ -125,6 +186,10 @@ TEST(LaunchBuilder, ManyPagesTakeSeveralLaunches) {
                            .end = 13000});
   expect_pack_equal(walk, scenario);
   EXPECT_EQ(walk.launches, 4);
+}
+
+std::int64_t any_tile_bytes(std::int64_t /*bytes*/) {
+  return 16384;
 }
 
 TEST(LaunchBuilder, RowOffsetsPassTwoGibibytes) {
@@ -137,29 +202,32 @@ TEST(LaunchBuilder, RowOffsetsPassTwoGibibytes) {
   const std::vector<PairWork> work{{&relayout, 0, {0, 2, true}, 4096, &table, nullptr}};
   std::vector<std::uint64_t> offsets;
   cuda::detail::for_each_launch(
-      std::span(work), {arrays.planes.data(), arrays.cells.data(), &arrays.groups}, 1056,
-      [&](const auto& params) {
-        for (std::uint32_t row = 0; row < 2; ++row)
-          offsets.push_back(cuda::detail::row_addresses(params, params.jobs[0],
-                                                        arrays.planes[0], row)
-                                .source -
-                            1024);
+      std::span(work), {arrays.planes.data(), arrays.cells.data(), &arrays.groups}, any_tile_bytes,
+      [&](const auto& params, std::int64_t /*bytes*/) {
+        const auto tile = cuda::detail::tile_of(params, 0);
+        for (std::uint32_t row = 0; row < 2; ++row) {
+          const auto addresses = HostWalk::addresses<Direction::kPack>(params, tile,
+                                                                       arrays.planes[0], row);
+          offsets.push_back(addresses.source - 1024);
+        }
       });
   EXPECT_THAT(offsets, ::testing::ElementsAre(2'147'483'520ULL, 2'147'484'096ULL));
 }
 
 TEST(LaunchBuilder, RefusesMoreRowsThanALaunchNumbers) {
+  constexpr std::int64_t kPageSize = std::int64_t{1} << 20;
   auto layout = std::make_shared<const PoolLayout>(PoolLayout::Spec{
-      .page_size = std::int64_t{1} << 32, .page_count = 1, .planes = {{.row_bytes = 1}}});
+      .page_size = kPageSize, .page_count = 4096, .planes = {{.row_bytes = 1}}});
   const Relayout relayout(layout, layout);
-  const PageTable table(layout, {0}, 0, {1024});
-  const auto arrays =
-      cuda::detail::make_plane_arrays({&relayout, 1}, table.plane_addresses(), {});
-  const std::vector<PairWork> work{
-      {&relayout, 0, {0, std::int64_t{1} << 32, true}, 4096, &table, nullptr}};
+  std::vector<std::int64_t> pages(4096);
+  std::iota(pages.begin(), pages.end(), 0);
+  const PageTable table(layout, pages, 0, {1024});
+  const auto arrays = cuda::detail::make_plane_arrays({&relayout, 1}, table.plane_addresses(), {});
+  const std::vector<PairWork> work{{&relayout, 0, {0, 4096 * kPageSize, true}, 4096, &table,
+                                    nullptr}};
   EXPECT_THROW(cuda::detail::for_each_launch(
                    std::span(work), {arrays.planes.data(), arrays.cells.data(), &arrays.groups},
-                   1056, [](const auto&) {}),
+                   any_tile_bytes, [](const auto&, std::int64_t) {}),
                UnsupportedError);
 }
 
