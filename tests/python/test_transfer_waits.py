@@ -14,7 +14,7 @@ from kvxfer import PackBufferLayout, PackPlan, PageTable, Relayout, Segment, Sha
 from kvxfer.errors import DeadlineError, TransferError
 from kvxfer.transfer import RoomState, TransferOptions
 from kvxfer.transfer.copies import HostCopies
-from kvxfer.transfer.messages import Abort, decode_frame
+from kvxfer.transfer.messages import Abort, Identity, Ping, decode_frame, encode_frame
 from support.transfer_world import Transfer, World
 
 OPTIONS = TransferOptions()
@@ -401,6 +401,43 @@ def test_certain_death_frees_pages_at_once() -> None:
     assert not receiver.pages_held
     world.poll(2)
     world.check_idle()
+
+
+def test_the_return_of_a_peer_under_its_name_ends_the_writes_of_its_earlier_life() -> None:
+    """It listens at another address, so that nobody is left to answer at the old one."""
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(world.wire.running()) == 1)
+    world.stop(source)
+    for _ in range(4):
+        world.clock.advance(OPTIONS.heartbeat_interval_s)
+        world.poll(1)
+    (receiver,) = transfer.receivers
+    assert receiver.pages_held
+    back = world.add("p0", address="mem://elsewhere")
+    destination.manager.connect(back.address)
+    world.poll(4)
+    assert not receiver.pages_held
+    world.check_idle()
+
+
+def test_a_message_that_breaks_something_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 8)
+    peers = source.manager._peers
+    monkeypatch.setattr(peers, "on_ping", lambda _: 1 / 0)
+    world.hub.queues[source.address].append(encode_frame(Identity("x", "mem://x", 1), Ping()))
+    transfer.run()
+    transfer.check_rows()
+    assert source.manager.counters["frames_failed"] == 1
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_forgotten_peer_is_not_asked_again() -> None:

@@ -120,6 +120,7 @@ class World:
         planes: Sequence[Plane] = tuple(LATENT),
         layout: PoolLayout | None = None,
         write_cost_us: float = 0.0,
+        address: str | None = None,
         executor: Any = None,
         copies: Any = None,
         **options: Any,
@@ -132,7 +133,7 @@ class World:
         options = {"pack_tokens": 8, "clock": self.clock, **options}
         arrays = planes_of_one_memory(layout, seed=len(self.ranks) + 1)
         transport = self.wire.create(name, write_cost_us=write_cost_us)
-        channel = self.hub.create(f"mem://{name}")
+        channel = self.hub.create(address or f"mem://{name}")
         manager = TransferManager(
             LocalPool.from_arrays(layout, arrays),
             transport,

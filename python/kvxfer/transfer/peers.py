@@ -141,7 +141,7 @@ class PeerTable:
         known = self.heard(identity)
         try:
             peer = self._peer_of(identity, hello)
-        except (Error, OverflowError, TypeError) as error:
+        except (Error, OverflowError) as error:
             self._refuse(identity, str(error))
             return
         self._supersede(peer)
@@ -275,7 +275,7 @@ class PeerTable:
             link.peer = None
             if old.name != peer.name:
                 self._transport.remove_peer(old.name)
-            self._events.peer_lost(old, "was restarted", is_dead=True)
+            self._events.peer_lost(old, "was restarted", old.generation != peer.generation)
             if link.address != peer.address:
                 del self._links[link.address]
                 self._mailer.forget(link.address)

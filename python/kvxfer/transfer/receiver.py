@@ -162,10 +162,20 @@ class ReceiverRoom(Room):
                 if is_dead and self.state is RoomState.FAILED:
                     self._settle(source)
 
-    def ask_for_drain(self, peer: Peer | None = None) -> None:
-        """Tell sources that may still write, those of one peer or all, that the room failed."""
+    def peer_known(self, peer: Peer) -> None:
+        """Ask a peer that is back for the end of its writes; those of an earlier life are over."""
+        if self.state is not RoomState.FAILED:
+            return
+        for source in self.sources_named(peer.name):
+            if source.peer is not None and source.peer.generation != peer.generation:
+                self._settle(source)
+            elif source.may_write:
+                self._send_abort(source)
+
+    def ask_for_drain(self) -> None:
+        """Tell the sources that may still write that the room has failed."""
         for source in self._sources:
-            if source.may_write and (peer is None or source.name == peer.name):
+            if source.may_write:
                 self._send_abort(source)
 
     def advance(self) -> None:

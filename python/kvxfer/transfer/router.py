@@ -6,7 +6,8 @@ Nothing that a peer sends can raise out of here: what is malformed is counted an
 not fit a room fails that room.
 """
 
-from kvxfer import Error
+import logging
+
 from kvxfer.transfer.completion import BadCompletionError, Completion
 from kvxfer.transfer.early import EarlyStore
 from kvxfer.transfer.messages import (
@@ -33,6 +34,8 @@ from kvxfer.transfer.sender import SenderRoom
 from kvxfer.transfer.services import Services
 
 __all__ = ["Router"]
+
+_LOG = logging.getLogger("kvxfer.transfer")
 
 
 class Router:
@@ -69,8 +72,10 @@ class Router:
             return
         try:
             self._take_message(identity, message)
-        except Error:
+        except Exception:
+            # Whatever a peer's message causes, the messages of the others have to be read.
             counters["frames_failed"] += 1
+            _LOG.exception("message %s of %s", type(message).__name__, identity.name)
 
     def take_notification(self, name: str, line: bytes) -> None:
         """Take in one completion message."""
@@ -129,8 +134,7 @@ class Router:
     def peer_known(self, peer: Peer) -> None:
         """Go on with what waited for a peer; ask again for the end of writes it had under way."""
         for receiver in self.receivers:
-            if receiver.state is RoomState.FAILED:
-                receiver.ask_for_drain(peer)
+            receiver.peer_known(peer)
         if not len(self.early_asks):
             return
         for room in self.senders:

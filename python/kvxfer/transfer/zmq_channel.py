@@ -78,14 +78,8 @@ class ZmqChannel:
         self._listener = Listener(self._secret, _MAX_CONNECTIONS)
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + _ENVELOPE_BYTES)
         try:
-            self._socket.bind(listen)
-            endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-            assert isinstance(endpoint, bytes)
-            bound = endpoint.rstrip(b"\0").decode("ascii")
+            bound = _bind(self._socket, listen)
             self.address = _advertised(bound, advertise)
         except (zmq.ZMQError, ValueError) as error:
             self._context.destroy(linger=0)
@@ -246,6 +240,19 @@ class _Outbound:
         except zmq.Again:
             return False
         return True
+
+
+def _bind(socket: "zmq.Socket[bytes]", listen: str) -> str:
+    """Listen, and return the address that was bound."""
+    import zmq
+
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + _ENVELOPE_BYTES)
+    socket.bind(listen)
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.rstrip(b"\0").decode("ascii")
 
 
 def _advertised(bound: str, advertise: str | None) -> str:
