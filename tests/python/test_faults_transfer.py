@@ -15,7 +15,7 @@ from kvxfer import (
     PlaneKind,
     PoolLayout,
 )
-from kvxfer.transfer import RoomState, StateComponent
+from kvxfer.transfer import LocalPool, RoomState, StateComponent, TransferManager
 from kvxfer.transfer.completion import Completion
 from support.transfer_world import LATENT, Pages, Rank, Transfer, World
 
@@ -299,6 +299,20 @@ def test_a13_zero_byte_state_is_skipped_on_both_sides() -> None:
     final = completions(world)[-1]
     assert (final.state_count, final.state_bytes) == (2, 12)
     assert all((post.writes[:, 2] > 0).all() for post in world.wire.posts)
+
+
+def test_a13_a_registration_that_fails_leaves_nothing_behind() -> None:
+    """sglang#35689: the error names the region, and earlier ones are taken back."""
+    world = World()
+    transport = world.wire.create("p0")
+    layout = PoolLayout(4, 8, [Plane(0, PlaneKind.LATENT, 4), Plane(1, PlaneKind.LATENT, 4)])
+    array = np.zeros(layout.plane_bytes(0), dtype=np.uint8)
+    taken = np.zeros(layout.plane_bytes(1), dtype=np.uint8)
+    transport.register_memory(taken.ctypes.data + 16, 8)
+    pool = LocalPool.from_arrays(layout, [array, taken])
+    with pytest.raises(InvalidArgumentError, match=f"{taken.ctypes.data:#x}"):
+        TransferManager(pool, transport, world.hub.create("mem://p0"))
+    assert transport._regions.as_array().tolist() == [[taken.ctypes.data + 16, 8]]
 
 
 def test_a14_paged_state_is_clamped_to_the_prompt() -> None:

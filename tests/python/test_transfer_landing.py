@@ -135,8 +135,8 @@ def test_rooms_without_rows_do_not_keep_regions_from_rooms_with_rows() -> None:
     world.check_idle()
 
 
-def test_rooms_over_many_receivers_do_not_wait_for_each_other_in_a_ring() -> None:
-    """Every receiver has one region; two rooms of two sources want those of both receivers."""
+def test_rooms_that_hold_each_others_regions_both_end() -> None:
+    """Two receivers with one region each; two rooms of two sources want both, in crossed order."""
     world = World(tick_s=0.001)
     sources = [world.add("p0"), world.add("q0")]
     destinations = world.group("d", 2, landing_region_count=1, page_count=64)
@@ -149,10 +149,18 @@ def test_rooms_over_many_receivers_do_not_wait_for_each_other_in_a_ring() -> Non
         ]
         transfer.open()
         transfers.append(transfer)
-        destinations.reverse()
     world.poll(3)
     for transfer in transfers:
         transfer.send(30, is_final=True)
+        transfer.sources[0].manager.poll()
+    queues = [world.hub.queues[rank.address] for rank in destinations]
+    assert [len(queue) for queue in queues] == [2, 2]
+    queues[1].reverse()
+    for rank in destinations:
+        rank.manager.poll()
+    holders = [t.senders[0].destinations for t in transfers]
+    world.poll(1)
+    assert [[len(d.credits) for d in both] for both in holders] == [[1, 0], [0, 1]]
     world.finish(*(room for transfer in transfers for room in transfer.rooms))
     for transfer in transfers:
         assert {room.state for room in transfer.rooms} == {RoomState.SUCCESS}

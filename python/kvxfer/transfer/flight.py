@@ -197,7 +197,10 @@ class Flight:
             if item.error is not None:
                 self._events.flight_troubled(item.destination.peer.name, item.error)
             return
-        state = self._services.transport.poll(item.handle)
+        try:
+            state = self._services.transport.poll(item.handle)
+        except Error as error:
+            state, item.handle.error = WriteState.LOST, str(error)
         if state is WriteState.LOST and item.error is None:
             item.error = item.handle.error or "the write is lost: it may still run"
             self._services.counters["writes_lost"] += 1

@@ -91,8 +91,7 @@ class TransferManager:
         self._peers = PeerTable(transport, self._mailer, self._options)
         self._router = Router(self._services, self._peers)
         self._peers.begin(self._hello, self._router)
-        for span in [*pool.spans, *self._services.buffers.spans]:
-            self.register_memory(span.address, span.size_bytes)
+        self._register_all([*pool.spans, *self._services.buffers.spans])
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -319,6 +318,16 @@ class TransferManager:
             return counters_of(self._services, self._peers, self._router, self._mailer)
 
     # -- own --------------------------------------------------------------------------------------
+
+    def _register_all(self, spans: list[MemorySpan]) -> None:
+        """Register all spans or, where one cannot be, none; the error is the transport's."""
+        try:
+            for span in spans:
+                self.register_memory(span.address, span.size_bytes)
+        except BaseException:
+            for span in self._spans:
+                self._services.transport.deregister_memory(span.address)
+            raise
 
     def _receiver_table(self, pages: PageTable | ArrayLike, prefix: int, end: int) -> PageTable:
         layout = self.pool.layout
