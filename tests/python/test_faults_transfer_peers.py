@@ -214,6 +214,25 @@ def test_a28_a_slot_that_holds_another_room_fails_with_both_numbers() -> None:
     assert "holds room 13, not 12" in str(transfer.receivers[0].error)
 
 
+def test_a28_metadata_that_never_comes_ends_the_room_and_names_the_source() -> None:
+    """sglang#27374: the slot stays empty although everything else has arrived."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 4, room=12, metadata_bytes=16)
+    transfer.open()
+    world.wire.holds_notifications = True
+    transfer.send(4, is_final=True, metadata=b"twelve")
+    world.poll_until(lambda: len(world.wire.held) == 1)
+    slot = transfer.receivers[0]._inbox._slot
+    assert slot is not None
+    slot.memory[:8] = 0
+    world.wire.deliver()
+    for _ in range(12):
+        world.clock.advance(TransferOptions().waiting_deadline_s / 10)
+        world.poll(2)
+    assert "no metadata for 300 s from p0" in str(transfer.receivers[0].error)
+
+
 def test_a28_room_0_is_not_a_room() -> None:
     """sglang#27374: 0 marks an empty slot."""
     world = World()

@@ -194,7 +194,9 @@ class ReceiverRoom(Room):
             self._fail_missing(missing, f"no handshake within {options.bootstrap_deadline_s:g} s")
         elif not self.state.is_over and waited_s > options.waiting_deadline_s:
             missing = [s for s in self._sources if not s.is_complete]
-            self._fail_missing(missing, f"no segment for {options.waiting_deadline_s:g} s")
+            what = "segment" if missing else "metadata"
+            message = f"no {what} for {options.waiting_deadline_s:g} s"
+            self._fail_missing(missing or self._sources[:1], message)
         elif (
             self._failed_at is not None
             and self.pages_held
