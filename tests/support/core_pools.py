@@ -59,6 +59,18 @@ def make_relayout(source: Pool, destination: Pool) -> Relayout:
     return Relayout(make_layout(source), make_layout(destination))
 
 
+def row_pairs(source: Pool, destination: Pool, begin: int, end: int) -> list[tuple[int, int]]:
+    """(source row, destination row) of every token of a pair, in position order."""
+    relayout = make_relayout(source, destination)
+    return list(
+        zip(
+            relayout.source_rows(begin, end, make_table(source)).tolist(),
+            relayout.destination_rows(begin, end, make_table(destination)).tolist(),
+            strict=True,
+        )
+    )
+
+
 def with_memory(pool: Pool, fill: int | np.random.Generator) -> tuple[Pool, NDArray[np.uint8]]:
     """Give the pool memory of its own: its planes one after another with guard bytes between."""
     sizes = [pool.page_count * pool.page_stride(i) + GUARD_BYTES for i in range(len(pool.planes))]
