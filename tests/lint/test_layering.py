@@ -31,6 +31,8 @@ CORE_HEADERS = [
     "gather_shape",
     "gather_plan",
     "scratch_layout",
+    "gather_handshake",
+    "host_allgather",
 ]
 # Headers of cuda/include/kvxfer/cuda, which may also use all of the core.
 CUDA_HEADERS = [
