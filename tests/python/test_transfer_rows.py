@@ -10,7 +10,7 @@ import pytest
 from kvxfer import PackBufferLayout, PackPlan, PageTable, Plane, PlaneKind, Segment
 from kvxfer.transfer import RoomState
 from kvxfer.transfer.copies import HostCopies
-from support.transfer_world import LATENT, Transfer, World, move_rows
+from support.transfer_world import LATENT, Rank, Transfer, World, copy_arrays, move_rows
 
 
 class CountingCopies(HostCopies):
@@ -95,15 +95,39 @@ def test_segments_are_cut_at_the_capacity_and_packed_once_for_all_receivers() ->
     assert [room.result().metrics.segments for room in transfer.receivers] == [5, 5, 5, 5]
 
 
-def test_replicated_draft_planes_travel_once() -> None:
-    planes = [*LATENT, Plane(2, PlaneKind.KEY, 6, is_replicated=True)]
+@pytest.mark.parametrize(("source_ranks", "destination_ranks"), [(1, 4), (4, 1), (2, 4), (3, 2)])
+@pytest.mark.parametrize("landing", ["auto", "landing"])
+def test_replicated_draft_planes_travel_once(
+    source_ranks: int, destination_ranks: int, landing: str
+) -> None:
+    draft = Plane(2, PlaneKind.KEY, 6, is_replicated=True)
+    planes = [*LATENT, draft]
     world = World()
-    transfer = Transfer(
-        world, world.group("p", 1, planes=planes), world.group("d", 4, planes=planes), 50
-    )
+    sources = world.group("p", source_ranks, planes=planes)
+    destinations = world.group("d", destination_ranks, planes=planes, page_size=8)
+    transfer = Transfer(world, sources, destinations, 50, landing=landing)
     transfer.run()
-    transfer.check_rows()
+    assert {room.state for room in transfer.rooms} == {RoomState.SUCCESS}
+    sent = sum(room.result().metrics.bytes for room in transfer.senders)
+    assert sent == 50 * 16 + destination_ranks * 50 * draft.row_bytes
+    for rank, pages, before in zip(
+        destinations, transfer.destination_pages, transfer.before, strict=True
+    ):
+        expected = copy_arrays(before)
+        given = list(zip(sources, transfer.source_pages, strict=True))
+        first = next(s for s in sources if _shares_rows(s, rank))
+        by_draft_writer = sorted(given, key=lambda source: source[0] is not first)
+        move_rows(by_draft_writer, rank, pages, (0, 50), expected)
+        for got, want in zip(rank.arrays, expected, strict=True):
+            assert np.array_equal(got, want)
     world.check_idle()
+
+
+def _shares_rows(source: Rank, destination: Rank) -> bool:
+    """Whether the two hold a token in common: the lowest such source writes replicated rows."""
+    ranks = source.layout.sharding.ranks, destination.layout.sharding.ranks
+    owners = source.layout.sharding.rank, destination.layout.sharding.rank
+    return any((p % ranks[0], p % ranks[1]) == owners for p in range(ranks[0] * ranks[1]))
 
 
 def test_a_draft_that_only_the_destination_has_stays_as_it_is() -> None:

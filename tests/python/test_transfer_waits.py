@@ -4,7 +4,7 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -321,6 +321,57 @@ def test_executors_pack_post_and_unpack(landing: str) -> None:
         assert sum(t.senders[0].result().metrics.bytes for t in transfers) == 8 * 90 * 16
         world.poll_until(world.is_idle, limit_count=200_000)
         world.check_idle()
+
+
+class ManualExecutor(Executor):
+    """Runs a job when a test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Any]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def run_all(self) -> None:
+        while self.jobs:
+            future, work = self.jobs.pop(0)
+            future.set_result(work())
+
+
+def test_what_waits_for_a_thread_is_not_posted_after_the_room_failed() -> None:
+    world = World()
+    executor = ManualExecutor()
+    source, destination = world.add("p0", executor=executor), world.add("d0", Sharding(2, 0))
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(executor.jobs) == 1)
+    transfer.receivers[0].abort()
+    world.poll(4)
+    assert transfer.receivers[0].pages_held, "the job may post at any time"
+    assert source.manager.counters["pack_buffers_leased"] == 1
+    executor.run_all()
+    world.poll(4)
+    assert world.wire.posts == []
+    assert not transfer.receivers[0].pages_held
+    world.check_idle()
+
+
+def test_pages_are_held_while_a_pack_waits_for_a_thread() -> None:
+    world = World()
+    executor = ManualExecutor()
+    source, destination = world.add("p0", executor=executor), world.add("d0", Sharding(2, 0))
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    transfer.send(8, is_final=False)
+    world.poll_until(lambda: len(executor.jobs) == 1)
+    transfer.senders[0].abort()
+    assert transfer.senders[0].pages_held
+    executor.run_all()
+    world.poll(4)
+    assert not transfer.senders[0].pages_held
 
 
 def test_engine_threads_may_call_while_another_polls() -> None:

@@ -39,9 +39,10 @@ array([37, 39, 17, 19], dtype=uint8)
 """
 
 from kvxfer.transfer.control import ControlChannel
+from kvxfer.transfer.copies import HostCopies, Ready, RowCopies
 from kvxfer.transfer.manager import TransferManager
-from kvxfer.transfer.options import TransferOptions
-from kvxfer.transfer.pool import LocalPool
+from kvxfer.transfer.options import LandingMode, TransferOptions
+from kvxfer.transfer.pool import LocalPool, MemorySpan
 from kvxfer.transfer.receiver import ReceiverRoom
 from kvxfer.transfer.room import Failure, RoomMetrics, RoomResult, RoomState
 from kvxfer.transfer.sender import SenderRoom
@@ -51,11 +52,16 @@ from kvxfer.transfer.zmq_channel import ZmqChannel
 __all__ = [
     "ControlChannel",
     "Failure",
+    "HostCopies",
+    "LandingMode",
     "LocalPool",
+    "MemorySpan",
+    "Ready",
     "ReceiverRoom",
     "RoomMetrics",
     "RoomResult",
     "RoomState",
+    "RowCopies",
     "SenderRoom",
     "StateComponent",
     "TransferManager",
