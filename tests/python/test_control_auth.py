@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvxfer import InvalidArgumentError
 from kvxfer.transfer.channel_auth import Dialer, DialerState, Listener, checked_secret
+from support.bounded import bounded
 
 SECRET = b"a secret of enough bytes"
 
@@ -43,6 +44,7 @@ class Connection:
         self.pass_on(self.dialer.seal(message))
 
 
+@bounded()
 @given(st.lists(st.binary(max_size=50)))
 def test_messages_arrive_in_order(messages: list[bytes]) -> None:
     connection = Connection()
@@ -68,6 +70,7 @@ def test_an_older_message_is_refused() -> None:
     assert connection.got == [b"2"]
 
 
+@bounded()
 @given(st.binary(min_size=1, max_size=60), st.data())
 def test_an_altered_message_is_refused(message: bytes, data: st.DataObject) -> None:
     connection = Connection()
@@ -143,6 +146,7 @@ def test_an_impostor_cannot_answer_for_the_listener() -> None:
     assert dialer.state is DialerState.WAITING
 
 
+@bounded()
 @given(st.binary(max_size=120))
 def test_noise_is_refused(noise: bytes) -> None:
     connection = Connection()

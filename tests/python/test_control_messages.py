@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvxfer import PoolLayout, Sharding
@@ -33,6 +33,7 @@ from kvxfer.transfer.messages import (
     encode_frame,
 )
 from kvxfer.transfer.terms import PairTerms, PoolTerms, RelayoutTerms, SideTerms, StateTerms
+from support.bounded import bounded
 from support.transfer_world import LATENT, Transfer, World
 
 counts = st.integers(0, 2**63 - 1)
@@ -110,11 +111,13 @@ messages = st.one_of(
 identities = st.builds(Identity, names, names, st.integers(0, 2**64 - 1))
 
 
+@bounded()
 @given(identities, messages)
 def test_every_message_survives_the_round_trip(identity: Identity, message: Message) -> None:
     assert decode_frame(encode_frame(identity, message)) == (identity, message)
 
 
+@bounded()
 @given(st.binary(max_size=300))
 def test_other_bytes_are_malformed(noise: bytes) -> None:
     for frame in (noise, b"KVXC" + noise, b"KVXC\x01\x00" + noise):
@@ -122,6 +125,7 @@ def test_other_bytes_are_malformed(noise: bytes) -> None:
             decode_frame(frame)
 
 
+@bounded()
 @given(identities, messages, st.data())
 def test_a_damaged_frame_is_malformed_or_another_message(
     identity: Identity, message: Message, data: st.DataObject
@@ -133,6 +137,7 @@ def test_a_damaged_frame_is_malformed_or_another_message(
         decode_frame(bytes(frame))
 
 
+@bounded()
 @given(identities, messages, st.data())
 def test_a_truncated_frame_is_malformed(
     identity: Identity, message: Message, data: st.DataObject
@@ -222,6 +227,7 @@ completions = st.builds(
 )
 
 
+@bounded()
 @given(completions)
 def test_every_completion_survives_the_round_trip(completion: Completion) -> None:
     line = completion.encode()
@@ -230,13 +236,14 @@ def test_every_completion_survives_the_round_trip(completion: Completion) -> Non
     assert line.isascii()
 
 
+@bounded()
 @given(st.binary(max_size=200))
 def test_other_notifications_are_refused(line: bytes) -> None:
     with pytest.raises(BadCompletionError):
         Completion.decode(line)
 
 
-@settings(max_examples=50)
+@bounded(50)
 @given(st.lists(st.binary(max_size=60), max_size=5), st.lists(st.binary(max_size=60), max_size=5))
 def test_noise_never_stops_a_manager(frames: list[bytes], lines: list[bytes]) -> None:
     world = World()
@@ -251,7 +258,7 @@ def test_noise_never_stops_a_manager(frames: list[bytes], lines: list[bytes]) ->
     assert destination.manager.counters.get("completions_malformed", 0) == len(lines)
 
 
-@settings(max_examples=100, deadline=None)
+@bounded(100)
 @given(messages)
 def test_any_valid_message_of_a_stranger_or_a_peer_leaves_other_rooms_alone(
     message: Message,

@@ -20,6 +20,7 @@ from kvxfer.transfer.pack_ring import Slot, SlotRing
 from kvxfer.transfer.pool import MemorySpan, merge_spans
 from kvxfer.transfer.room import Failure, Room
 from kvxfer.transfer.state import state_writes
+from support.bounded import bounded
 from support.transfer_world import LATENT, ManualClock, Transfer, World
 
 
@@ -147,6 +148,7 @@ def test_early_messages_are_kept_in_order_and_within_bounds() -> None:
     assert (len(store), store.dropped_count) == (0, 2)
 
 
+@bounded()
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_state_slices_land_where_their_bytes_belong(
     source_ranks: int, destination_ranks: int, rows: int, blocks: int, data: st.DataObject
