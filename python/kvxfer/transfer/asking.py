@@ -14,7 +14,7 @@ from kvxfer.transfer.peers import Peer
 from kvxfer.transfer.services import Services
 from kvxfer.transfer.source import Source
 from kvxfer.transfer.state import StateComponent, present
-from kvxfer.transfer.terms import Landing, plane_list, relayout_terms
+from kvxfer.transfer.terms import Landing, plane_list
 
 __all__ = ["Wanted", "agree_with_all", "request_to"]
 
@@ -96,12 +96,13 @@ def request_to(source: Source, room: int, room_generation: int, wanted: Wanted) 
 def _agree(services: Services, wanted: Wanted, source: Source, peer: Peer) -> None:
     own = services.pool.layout
     try:
-        relayout = Relayout(peer.layout, own)
+        pair = peer.pair_to(own)
     except Error as error:
         raise InvalidArgumentError(
             f"{error}; source planes {plane_list(peer.layout)}, destination planes "
             f"{plane_list(own)}"
         ) from error
+    relayout = pair.relayout
     landing = _choose_landing(services, wanted, relayout, peer.write_cost_us)
     if landing.mode == "landing":
         needed_bytes = relayout.max_segment_bytes(relayout.alignment_tokens)
@@ -110,8 +111,7 @@ def _agree(services: Services, wanted: Wanted, source: Source, peer: Peer) -> No
                 f"rows must land, and the smallest segment of {relayout.alignment_tokens} tokens "
                 f"has {needed_bytes} bytes, but landing regions have {landing.region_bytes}"
             )
-    terms = relayout_terms(relayout, wanted.prefix, wanted.end, landing)
-    source.agree(peer, relayout, terms)
+    source.agree(peer, relayout, pair.terms(wanted.prefix, wanted.end, landing))
 
 
 def _choose_landing(

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvxfer import InvalidArgumentError, PageTable, Relayout, Segment, landing_write, packed_writes
+from kvxfer import InvalidArgumentError, PageTable, Segment, landing_write, packed_writes
 from kvxfer.transfer.completion import NO_REGION, Completion
 from kvxfer.transfer.messages import Grant, Request
 from kvxfer.transfer.peers import Peer
 from kvxfer.transfer.pool import LocalPool
 from kvxfer.transfer.state import StateComponent, present
-from kvxfer.transfer.terms import Landing, relayout_terms
+from kvxfer.transfer.terms import Landing
 from kvxfer.transfer.writes import NO_RUNS, Runs
 
 __all__ = ["Destination"]
@@ -35,10 +35,11 @@ class Destination:
         self.peer = peer
         self.room_generation = request.room_generation
         self.source_index = request.source_index
-        self.relayout = Relayout(pool.layout, peer.layout)
+        pair = peer.pair_from(pool.layout)
+        self.relayout = pair.relayout
         terms = request.terms
         self.landing = Landing(terms.mode, terms.region_bytes)
-        own_terms = relayout_terms(self.relayout, terms.prefix, terms.end, self.landing)
+        own_terms = pair.terms(terms.prefix, terms.end, self.landing)
         if differences := own_terms.differences(terms):
             raise InvalidArgumentError(
                 f"terms for positions [{terms.prefix}, {terms.end}) differ: "

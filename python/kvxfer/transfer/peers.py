@@ -4,7 +4,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from kvxfer import Error, InvalidArgumentError, PoolLayout
 from kvxfer.transfer.mailer import Mailer
 from kvxfer.transfer.messages import Hello, Identity, Ping, Pong, Refused
 from kvxfer.transfer.options import TransferOptions
+from kvxfer.transfer.terms import Pair
 from kvxfer.transports.protocol import RegionTable, Transport
 
 _MAX_LINKS = 4096
@@ -33,6 +34,19 @@ class Peer:
     plane_addresses: tuple[int, ...]
     memory: RegionTable
     write_cost_us: float
+    _pairs: dict[str, Pair] = field(default_factory=dict)
+
+    def pair_to(self, destination: PoolLayout) -> Pair:
+        """Return the relayout from this peer to the own pool; see ``Pair``."""
+        if "to" not in self._pairs:
+            self._pairs["to"] = Pair(self.layout, destination)
+        return self._pairs["to"]
+
+    def pair_from(self, source: PoolLayout) -> Pair:
+        """Return the relayout from the own pool to this peer; see ``Pair``."""
+        if "from" not in self._pairs:
+            self._pairs["from"] = Pair(source, self.layout)
+        return self._pairs["from"]
 
     def describes(self, address: int, size_bytes: int) -> bool:
         """Return whether a range lies inside one region that the peer registered."""

@@ -27,6 +27,7 @@ from kvxfer import (
 __all__ = [
     "Landing",
     "Mode",
+    "Pair",
     "PairTerms",
     "PlaneTerms",
     "PoolTerms",
@@ -34,7 +35,6 @@ __all__ = [
     "SideTerms",
     "StateTerms",
     "plane_list",
-    "relayout_terms",
 ]
 
 Int: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -207,19 +207,34 @@ class RelayoutTerms(Struct, forbid_unknown_fields=True, frozen=True):
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:16]
 
 
-def relayout_terms(relayout: Relayout, prefix: int, end: int, landing: Landing) -> RelayoutTerms:
-    """Return the terms of one room over a relayout, as each side computes them."""
-    return RelayoutTerms(
-        version=TERMS_VERSION,
-        source=SideTerms.of(relayout.source),
-        destination=SideTerms.of(relayout.destination),
-        planes=_pair_terms(relayout),
-        prefix=prefix,
-        end=end,
-        owed_bytes=relayout.segment_bytes(prefix, end),
-        mode=landing.mode,
-        region_bytes=landing.region_bytes,
-    )
+class Pair:
+    """A relayout, and the part of its terms that is the same in every room.
+
+    Raises
+    ------
+    InvalidArgumentError, UnsupportedError
+        If there is no such relayout.
+    """
+
+    def __init__(self, source: PoolLayout, destination: PoolLayout) -> None:
+        self.relayout = Relayout(source, destination)
+        self._source = SideTerms.of(source)
+        self._destination = SideTerms.of(destination)
+        self._planes = _pair_terms(self.relayout)
+
+    def terms(self, prefix: int, end: int, landing: Landing) -> RelayoutTerms:
+        """Return the terms of one room, as each side computes them."""
+        return RelayoutTerms(
+            version=TERMS_VERSION,
+            source=self._source,
+            destination=self._destination,
+            planes=self._planes,
+            prefix=prefix,
+            end=end,
+            owed_bytes=self.relayout.segment_bytes(prefix, end),
+            mode=landing.mode,
+            region_bytes=landing.region_bytes,
+        )
 
 
 def plane_list(layout: PoolLayout) -> str:
