@@ -205,8 +205,12 @@ class RequestSender(Request):
             )
             if self.should_send(last - first, is_final=segment.is_final):
                 self._check_finality(last - first, segment.is_final)
-                tokens = segment.end - segment.begin
-                self.send(ids[first:last], tokens, state_items=state_items, ready=ready)
+                self.send(
+                    ids[first:last],
+                    segment.end - segment.begin,
+                    state_items=state_items if segment.is_final else None,
+                    ready=ready,
+                )
         return self.next_position
 
     def abort(self, message: str = "aborted by the engine") -> None:
