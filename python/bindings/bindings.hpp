@@ -24,5 +24,7 @@ void bind_gather_path(pybind11::module_& module);
 void bind_gather_shape(pybind11::module_& module);
 void bind_gather_plan(pybind11::module_& module);
 void bind_scratch_layout(pybind11::module_& module);
+void bind_gather_handshake(pybind11::module_& module);
+void bind_host_allgather(pybind11::module_& module);
 
 }  // namespace kvxfer::bindings

@@ -21,4 +21,6 @@ PYBIND11_MODULE(_core, module) {
   bind_gather_shape(module);
   bind_gather_plan(module);
   bind_scratch_layout(module);
+  bind_gather_handshake(module);
+  bind_host_allgather(module);
 }

@@ -20,7 +20,10 @@ __all__: list[str] = [
     "GatherShape",
     "GatherVerdict",
     "GatheredPage",
+    "HandshakeBoards",
+    "HandshakeReport",
     "HeadSharding",
+    "HostAllgather",
     "InvalidArgumentError",
     "MemoryView",
     "PackBufferLayout",
@@ -600,6 +603,49 @@ class BlockLayout:
     def block_pages(self) -> int: ...
     @property
     def padding_bytes(self) -> int: ...
+
+class HandshakeBoards:
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool: ...
+    def __init__(self, ranks: typing.SupportsIndex, slot_count: typing.SupportsIndex) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def slot_count(self) -> int: ...
+
+class HandshakeReport:
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool: ...
+    def __repr__(self) -> str: ...
+    @property
+    def is_complete(self) -> bool: ...
+    @property
+    def missing_ranks(self) -> list[int]: ...
+    @property
+    def skipped_ranks(self) -> list[int]: ...
+
+class HostAllgather:
+    def __init__(
+        self,
+        boards: HandshakeBoards,
+        rank: typing.SupportsIndex,
+        board_memory: typing.Any,
+        windows: collections.abc.Sequence[typing.Any],
+    ) -> None: ...
+    def gather(
+        self,
+        slot: typing.SupportsIndex,
+        tag: typing.SupportsIndex,
+        spans: collections.abc.Sequence[BlockSpan],
+        bound_seconds: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> HandshakeReport: ...
+    def next_tag(self, slot: typing.SupportsIndex) -> int: ...
+    def release(self, slot: typing.SupportsIndex) -> None: ...
 
 def compiled_facts() -> dict[str, str]: ...
 def copy_rows(

@@ -12,6 +12,9 @@ from kvxfer._core import (
     GatherPlan,
     GatherShape,
     GatherVerdict,
+    HandshakeBoards,
+    HandshakeReport,
+    HostAllgather,
     PageMap,
     RankConditions,
     ScratchDemand,
@@ -28,6 +31,7 @@ from kvxfer._core import (
     scratch_demand,
 )
 from kvxfer.sharded._environment import environment_conditions, nccl_wheel_path, node_name
+from kvxfer.sharded._host import HostPrefixAllgather
 
 __all__ = [
     "BlockLayout",
@@ -39,6 +43,10 @@ __all__ = [
     "GatherShape",
     "GatherVerdict",
     "GatheredPage",
+    "HandshakeBoards",
+    "HandshakeReport",
+    "HostAllgather",
+    "HostPrefixAllgather",
     "PageMap",
     "RankConditions",
     "ScratchDemand",

@@ -1,0 +1,184 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The prefix gather between processes of one host, on memory that they share."""
+
+import mmap
+import os
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer._core import (
+    BlockLayout,
+    GatherPath,
+    HandshakeBoards,
+    HostAllgather,
+    InvalidArgumentError,
+    ScratchLayout,
+)
+from kvxfer.errors import DeadlineError, TransferError
+
+Exchange = Callable[[str], list[str]]
+_PAGE = 4096
+
+
+class HostPrefixAllgather:
+    """One rank's scratch slots and the gathers that fill them.
+
+    Every rank of the group constructs it, gathers the same slots in the same order and closes it.
+    The scratch of all ranks lies in one memory file that rank 0 makes; nothing stays behind in the
+    file system. One thread at a time.
+
+    Parameters
+    ----------
+    layout : ScratchLayout
+        Of the slots; equal on all ranks.
+    rank : int
+        Of this process.
+    exchange : callable
+        Takes this rank's text and returns those of all ranks, in rank order; called three times,
+        the last in close(). It has its own bound.
+    bound_seconds : float
+        Of each wait for peers inside a gather.
+
+    Raises
+    ------
+    TransferError
+        On every rank, when layouts differ or a rank cannot map the memory.
+    """
+
+    path = GatherPath.HOST_COPY
+
+    def __init__(
+        self, layout: ScratchLayout, rank: int, exchange: Exchange, *, bound_seconds: float = 30.0
+    ) -> None:
+        self._layout = layout
+        self._rank = rank
+        self._exchange = exchange
+        self._bound_seconds = bound_seconds
+        self._side: HostAllgather | None = None
+        boards = HandshakeBoards(layout.spec.ranks, layout.spec.slot_count)
+        size = _rounded_up(boards.bytes) + layout.spec.ranks * layout.bytes
+        file = _made_file(size) if rank == 0 else None
+        try:
+            place = f" /proc/{os.getpid()}/fd/{file}" if file is not None else ""
+            failure = self._map(boards, size, exchange(f"{layout.fingerprint}{place}"))
+            failures = exchange(failure)
+        finally:
+            if file is not None:
+                os.close(file)
+        failed = [r for r, text in enumerate(failures) if text]
+        if failed:
+            self._side = None
+            words = "; ".join(f"rank {r}: {failures[r]}" for r in failed)
+            message = f"expected all ranks to map the scratch of the group, got {words}"
+            raise TransferError("group", _named(failed), None, message)
+
+    def _map(self, boards: HandshakeBoards, size: int, offers: list[str]) -> str:
+        """Map what rank 0 offers and write the own first words; why not, or empty."""
+        first, _, place = offers[0].partition(" ")
+        if offers[self._rank].partition(" ")[0] != first:
+            return "its layout differs from that of rank 0"
+        try:
+            file = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                memory = np.frombuffer(mmap.mmap(file, size), np.uint8)
+            finally:
+                os.close(file)
+        except OSError as error:
+            return f"cannot map {place}: {error}"
+        begin, window_bytes = _rounded_up(boards.bytes), self._layout.bytes
+        windows = [memory[begin + r * window_bytes :][:window_bytes] for r in range(boards.ranks)]
+        self._window = windows[self._rank]
+        self._side = HostAllgather(boards, self._rank, memory[: boards.bytes], windows)
+        return ""
+
+    def view(self, slot: int, tensor: int) -> NDArray[np.uint8]:
+        """Pages of a tensor in a slot: uint8, shape (page_count, page_bytes), no copy."""
+        view = self._layout.view(slot, tensor)
+        end = view.offset_bytes + view.page_count * view.page_bytes
+        pages = self._window[view.offset_bytes : end]
+        return pages.reshape(view.page_count, view.page_bytes)
+
+    def block(self, blocks: BlockLayout, slot: int, tensor: int) -> NDArray[np.uint8]:
+        """Pages that this rank packs before a gather: uint8, shape (block_pages, page_bytes)."""
+        page_bytes = self._layout.view(slot, tensor).page_bytes
+        begin = blocks.block_offset_bytes(slot, tensor, self._rank)
+        pages = self._window[begin : begin + blocks.block_pages * page_bytes]
+        return pages.reshape(blocks.block_pages, page_bytes)
+
+    def next_tag(self, slot: int) -> int:
+        """Count of the slot's next gather, from 1."""
+        return self._open_side().next_tag(slot)
+
+    def gather(self, slot: int, tag: int, blocks: BlockLayout) -> GatherPath:
+        """Bring the blocks of all ranks into the slot.
+
+        Parameters
+        ----------
+        slot : int
+            Released since its last gather.
+        tag : int
+            The caller's own count of the slot's gathers, so that one it left out is seen.
+        blocks : BlockLayout
+            Of the batch; the own block is packed.
+
+        Returns
+        -------
+        GatherPath
+            How it ran.
+
+        Raises
+        ------
+        DeadlineError
+            When peers do not come within the bound, with their ranks.
+        TransferError
+            When a peer is at another gather.
+        InvalidArgumentError
+            For a gather out of turn, or after one that failed.
+        """
+        report = self._open_side().gather(slot, tag, blocks.spans(slot), self._bound_seconds)
+        where = f"gather {tag} of slot {slot}"
+        if report.skipped_ranks:
+            peers = _named(report.skipped_ranks)
+            message = f"expected {peers} to be at {where}, got another: one was left out"
+            raise TransferError("protocol", peers, None, message)
+        if report.missing_ranks:
+            peers = _named(report.missing_ranks)
+            message = f"expected {peers} at {where} within {self._bound_seconds} s, got no word"
+            raise DeadlineError("deadline", peers, None, message)
+        return self.path
+
+    def release(self, slot: int) -> None:
+        """Let peers write the slot's next gather: its rows are no longer read here."""
+        self._open_side().release(slot)
+
+    def close(self) -> None:
+        """Wait until no rank gathers any more and let go of the memory; once."""
+        if self._side is None:
+            return
+        self._side = None
+        try:
+            self._exchange("")
+        finally:
+            del self._window
+
+    def _open_side(self) -> HostAllgather:
+        if self._side is None:
+            raise InvalidArgumentError("expected an open gather, got a closed one")
+        return self._side
+
+
+def _made_file(size: int) -> int:
+    file = os.memfd_create("kvxfer-scratch", os.MFD_CLOEXEC)
+    os.ftruncate(file, size)
+    return file
+
+
+def _named(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _rounded_up(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
