@@ -4,6 +4,8 @@
 
 import ctypes
 import pickle
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from kvxfer.transfer import LocalPool, RoomState, StateComponent, TransferOption
 from kvxfer.transfer.early import EarlyStore
 from kvxfer.transfer.options import budget_bytes
 from kvxfer.transfer.pack_ring import Slot, SlotRing
+from kvxfer.transfer.poll_lock import PollLock
 from kvxfer.transfer.pool import MemorySpan, merge_spans
 from kvxfer.transfer.room import Failure, Room
 from kvxfer.transfer.state import state_writes
@@ -130,6 +133,30 @@ def test_slots_go_to_who_has_waited_longest() -> None:
     with pytest.raises(InvalidArgumentError, match="slot 1 is not leased"):
         ring.give_back(second)
     assert (ring.leased_count, ring.waiting_count) == (1, 0)
+
+
+def test_a_polling_loop_gives_way_to_whoever_waits() -> None:
+    lock = PollLock()
+    has_it, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            has_it.set()
+            may_end.wait(timeout=20)
+
+    with lock, lock:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        while not lock._waiting:
+            time.sleep(0.001)
+        assert not has_it.is_set()
+    while not has_it.is_set():
+        lock.give_way()
+    may_end.set()
+    thread.join(timeout=20)
+    assert not lock._waiting
+    with lock:
+        pass
 
 
 def test_early_messages_are_kept_in_order_and_within_bounds() -> None:

@@ -261,6 +261,7 @@ class TransferManager:
 
     def poll(self) -> None:
         """Go on with everything that can go on. Never waits for a peer, never raises for one."""
+        self._lock.give_way()
         with self._lock:
             for frame in self._channel.receive():
                 self._router.take_frame(frame)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all rooms of one manager share."""
 
-import threading
 from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from kvxfer.transfer.mailer import Mailer
 from kvxfer.transfer.metadata import METADATA_HEADER_BYTES
 from kvxfer.transfer.options import TransferOptions
 from kvxfer.transfer.pack_ring import Slot, SlotRing
+from kvxfer.transfer.poll_lock import PollLock
 from kvxfer.transfer.pool import LocalPool, MemorySpan
 from kvxfer.transports.protocol import Transport
 
@@ -87,5 +87,5 @@ class Services:
     copies: RowCopies
     executor: Executor
     buffers: Buffers
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: PollLock = field(default_factory=PollLock)
     counters: Counter[str] = field(default_factory=Counter)
