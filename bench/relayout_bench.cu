@@ -5,11 +5,8 @@
 // a line; kernel times by events, host to ready by wall clock until a word in page-locked memory
 // changes.
 //
-// relayout_bench [cells | full | few | host | tune]...
+// relayout_bench [cells | full | few | host]...
 
-#include "copy_kernel.hpp"
-#include "device_planes.hpp"
-#include "launch_builder.hpp"
 #include "relayout_rig.cuh"
 
 #include <kvxfer/copy_rows.hpp>
@@ -382,53 +379,6 @@ void run_request(std::int64_t ranks) {
   std::fflush(stdout);
 }
 
-/// The same plan under other launch shapes and tile sizes.
-void run_tune(const Cell& cell) {
-  const Rig rig(cell);
-  const double copy = rig.copy_us();
-  const cuda::detail::DevicePlanes& planes = rig.packer().planes();
-  const cuda::detail::ResidentTables tables{planes.planes(), planes.cells(), &planes.groups()};
-  for (const std::uint32_t threads : {64U, 128U, 256U, 512U, 1024U}) {
-    for (const std::uint32_t vectors : {2U, 4U, 8U}) {
-      for (const std::uint32_t per_sm : {1U, 2U, 100000U}) {
-        for (const std::int64_t divisor : {1}) {
-          const cuda::detail::LaunchShape shape{132 * per_sm * (1024 / threads), threads, vectors};
-          const std::int64_t tile_bytes = shape.tile_bytes() / divisor;
-          const auto enqueue = [&](int i) {
-            std::vector<cuda::detail::PairWork> work;
-            for (const PackRegion& region : rig.plan().regions)
-              work.push_back({&rig.packer().layout().relayouts()[region.index],
-                              static_cast<std::size_t>(region.index), rig.plan().segment,
-                              reinterpret_cast<std::intptr_t>(rig.buffer(i).data()) +
-                                  region.offset_bytes,
-                              &rig.table(i), nullptr});
-            const auto launch = [&](auto& params) {
-              static_cast<void>(cuda::detail::build_launch(
-                  std::span<const cuda::detail::PairWork>(work), {}, tables, tile_bytes, params));
-              cuda::detail::launch_copy(params, cuda::detail::Direction::kPack, shape,
-                                        rig.stream().ref());
-            };
-            if (rig.table(i).pages().size() <= cuda::detail::SmallParams::kMaxPages) {
-              cuda::detail::SmallParams params;
-              launch(params);
-            } else {
-              cuda::detail::LargeParams params;
-              launch(params);
-            }
-          };
-          const double us = kernel_us(rig.stream(), 40, rig.about_us(), enqueue);
-          std::printf("{\"tune\": \"%s\", \"tokens\": %ld, \"ranks\": %ld, \"threads\": %u, "
-                      "\"vectors\": %u, \"per_sm\": %u, \"tile_bytes\": %ld, \"us\": %.2f, "
-                      "\"percent\": %.1f}\n",
-                      cell.workload.name.c_str(), cell.tokens, cell.ranks, threads, vectors, per_sm,
-                      tile_bytes, us, 100.0 * copy / us);
-        }
-      }
-    }
-  }
-  std::fflush(stdout);
-}
-
 }  // namespace
 
 }  // namespace kvxfer::bench
@@ -448,13 +398,8 @@ int main(int argc, char** argv) {
       run_host({kDeepSeek, 8192, 8}, false);
       run_request(1);
       run_request(4);
-    } else if (word == "tune") {
-      for (const Cell& cell : {Cell{kKimi, 8192, 1}, Cell{kKimi, 8192, 4}, Cell{kKimi, 83264, 1},
-                               Cell{kKimi, 83264, 4}, Cell{kDeepSeek, 8192, 8},
-                               Cell{kSparse, 8192, 4}, Cell{kKimi, 1024, 4}})
-        run_tune(cell);
     } else {
-      std::fprintf(stderr, "expected cells, full, few, host or tune, got %s\n", word.c_str());
+      std::fprintf(stderr, "expected cells, full, few or host, got %s\n", word.c_str());
       return 2;
     }
   }

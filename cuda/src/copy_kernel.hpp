@@ -10,16 +10,14 @@
 
 namespace kvxfer::cuda::detail {
 
-/// How a launch is spread over the device. A block moves one tile at a time.
-struct LaunchShape {
-  std::uint32_t ctas;     ///< at most
-  std::uint32_t threads;  ///< of a block
-  std::uint32_t vectors;  ///< of 16 bytes that a thread has in flight: 2, 4 or 8
+/// Which form of the kernel runs: small blocks over the whole device, or one wide block on each of
+/// a few multiprocessors.
+enum class Spread : std::uint8_t { kWhole, kFew };
 
-  /// Bytes that a block has in flight, which is a tile's size.
-  [[nodiscard]] std::int64_t tile_bytes() const noexcept {
-    return std::int64_t{threads} * vectors * 16;
-  }
+struct LaunchShape {
+  Spread spread;
+  std::uint32_t ctas;       ///< at most
+  std::int64_t tile_bytes;  ///< that a block moves before it takes the next tile
 };
 
 /// The shape for `bytes` on the whole device, or on at most `max_ctas` multiprocessors.
@@ -28,6 +26,8 @@ struct LaunchShape {
 
 /// Enqueues one launch, which has items. @throws CudaError.
 void launch_copy(const SmallParams& params, Direction direction, const LaunchShape& shape,
+                 StreamRef stream);
+void launch_copy(const MediumParams& params, Direction direction, const LaunchShape& shape,
                  StreamRef stream);
 void launch_copy(const LargeParams& params, Direction direction, const LaunchShape& shape,
                  StreamRef stream);

@@ -27,12 +27,13 @@ detail::Direction direction_of(const PairWork& work) {
 
 void enqueue(const detail::DevicePlanes& planes, std::span<const PairWork> work,
              const Launch& launch) {
-  const detail::ResidentTables tables{planes.planes(), planes.cells(), &planes.groups()};
+  const detail::ResidentTables tables{planes.planes(), planes.cells(), planes.host_planes(),
+                                      &planes.groups()};
   const auto shape_for = [&](std::int64_t bytes) {
     return detail::launch_shape(planes.multiprocessors(), launch.max_ctas, bytes);
   };
   detail::for_each_launch(
-      work, tables, [&](std::int64_t bytes) { return shape_for(bytes).tile_bytes(); },
+      work, tables, [&](std::int64_t bytes) { return shape_for(bytes).tile_bytes; },
       [&](const auto& params, std::int64_t bytes) {
         detail::launch_copy(params, direction_of(work.front()), shape_for(bytes), launch.stream);
       });

@@ -42,6 +42,51 @@ std::uint32_t stride(std::int64_t bytes) {
   return static_cast<std::uint32_t>(bytes);
 }
 
+struct Addresses {
+  std::span<const std::int64_t> source;
+  std::span<const std::int64_t> destination;
+};
+
+/// The entries of one group, largest slices first.
+std::vector<PlaneEntry> entries_of(const Relayout& relayout, const PlaneGroup& group,
+                                   const Addresses& addresses) {
+  std::vector<PlaneEntry> entries;
+  std::int64_t prefix_bytes = 0;
+  for (const PlanePair& pair : group.planes) {
+    const Slice from = slice_of(relayout.source(), addresses.source, pair.source_plane,
+                                pair.source_offset_bytes);
+    const Slice to = slice_of(relayout.destination(), addresses.destination,
+                              pair.destination_plane, pair.destination_offset_bytes);
+    entries.push_back(
+        {from.base, to.base, prefix_bytes, stride(from.page_stride), stride(from.row_stride),
+         stride(to.page_stride), stride(to.row_stride), static_cast<std::uint32_t>(pair.bytes),
+         static_cast<std::uint32_t>((from.bits() | to.bits() | pair.bytes) & 0xff),
+         row_multiplier(pair.bytes / 16), 0});
+    prefix_bytes += pair.bytes;
+  }
+  std::ranges::stable_sort(entries, std::greater{}, &PlaneEntry::bytes);
+  return entries;
+}
+
+/// Where `entries` lie in `planes`: pairs that read the same slices share them.
+std::uint32_t shared_begin(std::vector<PlaneEntry>& planes,
+                           const std::vector<PlaneEntry>& entries) {
+  const auto found = std::ranges::search(planes, entries).begin();
+  const auto begin = static_cast<std::uint32_t>(found - planes.begin());
+  if (found == planes.end()) planes.insert(planes.end(), entries.begin(), entries.end());
+  return begin;
+}
+
+/// @throws UnsupportedError for a period that 31 bits do not number.
+void require_period(const TokenPattern& pattern) {
+  const std::int64_t rows =
+      std::max(pattern.source_period_rows(), pattern.destination_period_rows());
+  if (rows > std::numeric_limits<std::int32_t>::max()) {
+    throw UnsupportedError(kvxfer::detail::message(
+        "expected a token pattern of at most 2^31 rows a period, got ", rows));
+  }
+}
+
 void require_addresses(const PoolLayout& layout, std::span<const std::int64_t> addresses,
                        const char* side) {
   kvxfer::detail::require(addresses.empty() || addresses.size() == layout.planes().size(),
@@ -88,34 +133,15 @@ PlaneArrays make_plane_arrays(std::span<const Relayout> relayouts,
     require_addresses(relayout.destination(), destination_addresses, "destination");
     auto& groups = arrays.groups.emplace_back();
     for (const PlaneGroup& group : relayout.groups()) {
-      const std::int64_t period =
-          std::max(group.pattern.source_period_rows(), group.pattern.destination_period_rows());
-      if (period > std::numeric_limits<std::int32_t>::max()) {
-        throw UnsupportedError(kvxfer::detail::message(
-            "expected a token pattern of at most 2^31 rows a period, got ", period));
-      }
+      require_period(group.pattern);
       const bool is_one_cell = group.pattern.cells().size() == 1;
-      groups.push_back({static_cast<std::uint32_t>(arrays.planes.size()),
+      const auto entries =
+          entries_of(relayout, group, {source_addresses, destination_addresses});
+      groups.push_back({shared_begin(arrays.planes, entries),
                         static_cast<std::uint32_t>(arrays.cells.size()),
                         is_one_cell ? 0 : static_cast<std::uint32_t>(group.pattern.cells().size()),
-                        {}});
+                        runs_of(entries)});
       if (!is_one_cell) add_cells(arrays, group.pattern);
-      std::int64_t prefix_bytes = 0;
-      for (const PlanePair& pair : group.planes) {
-        const Slice from = slice_of(relayout.source(), source_addresses, pair.source_plane,
-                                    pair.source_offset_bytes);
-        const Slice to = slice_of(relayout.destination(), destination_addresses,
-                                  pair.destination_plane, pair.destination_offset_bytes);
-        arrays.planes.push_back(
-            {from.base, to.base, prefix_bytes, stride(from.page_stride), stride(from.row_stride),
-             stride(to.page_stride), stride(to.row_stride), static_cast<std::uint32_t>(pair.bytes),
-             static_cast<std::uint32_t>((from.bits() | to.bits() | pair.bytes) & 0xff),
-             row_multiplier(pair.bytes / 16), 0});
-        prefix_bytes += pair.bytes;
-      }
-      const auto entries = std::span(arrays.planes).subspan(groups.back().plane_begin);
-      std::ranges::stable_sort(entries, std::greater{}, &PlaneEntry::bytes);
-      groups.back().runs = runs_of(entries);
     }
   }
   return arrays;
@@ -128,6 +154,7 @@ DevicePlanes::DevicePlanes(std::span<const Relayout> relayouts,
       destination_addresses_(std::move(destination_addresses)) {
   PlaneArrays arrays = make_plane_arrays(relayouts, source_addresses_, destination_addresses_);
   groups_ = std::move(arrays.groups);
+  host_planes_ = arrays.planes;
   const std::size_t plane_bytes = arrays.planes.size() * sizeof(PlaneEntry);
   const std::size_t cell_bytes = arrays.cells.size() * sizeof(Cell);
   cell_offset_bytes_ = static_cast<std::int64_t>(plane_bytes);

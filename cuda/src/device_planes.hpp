@@ -56,6 +56,7 @@ class DevicePlanes {
   [[nodiscard]] const std::vector<std::vector<PlaneArrays::Group>>& groups() const noexcept {
     return groups_;
   }
+  [[nodiscard]] std::span<const PlaneEntry> host_planes() const noexcept { return host_planes_; }
   [[nodiscard]] const PlaneEntry* planes() const noexcept;
   [[nodiscard]] const Cell* cells() const noexcept;
   [[nodiscard]] std::uint32_t multiprocessors() const noexcept { return multiprocessors_; }
@@ -66,6 +67,7 @@ class DevicePlanes {
 
  private:
   std::vector<std::vector<PlaneArrays::Group>> groups_;
+  std::vector<PlaneEntry> host_planes_;
   std::vector<std::int64_t> source_addresses_;
   std::vector<std::int64_t> destination_addresses_;
   std::int64_t cell_offset_bytes_ = 0;

@@ -84,6 +84,12 @@ class Builder {
   Builder(const Portion& portion, const ResidentTables& tables, Params& params)
       : portion_(portion), tables_(tables), params_(params) {
     params_.header.planes = tables.planes;
+    if constexpr (Params::kMaxPlanes > 0) {
+      if (tables.host_planes.size() <= Params::kMaxPlanes) {
+        params_.header.planes = nullptr;
+        std::ranges::copy(tables.host_planes, params_.planes);
+      }
+    }
     params_.header.item_count = 0;
     params_.header.band_count = 0;
   }
@@ -113,9 +119,8 @@ class Builder {
       job_count_ = job_begin;
       return true;
     }
-    const Weave weave = weave_jobs(job_begin);
     for (const PlaneRun& run : runs)
-      if (!add_band(run, job_begin, most_rows, weave, tile_bytes)) return false;
+      if (!add_band(run, job_begin, most_rows, tile_bytes)) return false;
     return true;
   }
 
@@ -147,7 +152,6 @@ class Builder {
     const std::int64_t rows = pattern.rows_before(part.end) - first;
     const std::int64_t first_period = first / pattern.rows_per_period();
     require_rows(region_rows + pattern.rows_per_period());
-    first_periods_[job_count_] = first_period;
     const bool has_cells = resident.cell_count > 0;
     const TokenCell cell = has_cells ? TokenCell{} : pattern.cells().front();
     params_.jobs[job_count_++] = {
@@ -167,63 +171,12 @@ class Builder {
     return rows;
   }
 
-  /// How the jobs from `job_begin` on share the paged side, if they do so without gaps.
-  struct Weave {
-    std::int64_t period_rows = 0;  ///< 0: they do not
-    std::int64_t begin = 0;
-    std::int64_t rows = 0;
-  };
-
-  /// Counts all jobs from one common period when they can be woven.
-  Weave weave_jobs(std::uint32_t job_begin) {
-    const std::span<Job> jobs(params_.jobs + job_begin, job_count_ - job_begin);
-    const Side& paged = paged_side(jobs.front());
-    const bool has_one_paged_side =
-        (jobs.front().source.page_rows.divisor == 0) !=
-        (jobs.front().destination.page_rows.divisor == 0);
-    const auto cell_rows = static_cast<std::int64_t>(jobs.front().period_rows.divisor);
-    const auto count = static_cast<std::int64_t>(jobs.size());
-    if (!has_one_paged_side || count < 2 || count > kMaxWovenJobs || paged.step != cell_rows * count) return {};
-    std::int64_t first_period = first_periods_[job_begin];
-    std::int64_t rows = 0;
-    for (std::size_t j = 0; j < jobs.size(); ++j) {
-      const Side& side = paged_side(jobs[j]);
-      const std::int64_t shift = first_periods_[job_begin + j] - first_periods_[job_begin];
-      const std::uint32_t origin = paged.origin + u32(shift * paged.step + cell_rows * static_cast<std::int64_t>(j));
-      if (jobs[j].cells != nullptr || jobs[j].period_rows.divisor != cell_rows ||
-          side.step != paged.step || side.first_page_id != paged.first_page_id ||
-          side.page_rows.divisor != paged.page_rows.divisor || side.origin != origin)
-        return {};
-      first_period = std::min(first_period, first_periods_[job_begin + j]);
-      rows += jobs[j].row_count;
-    }
-    std::int64_t begin = std::numeric_limits<std::int64_t>::max();
-    for (std::size_t j = 0; j < jobs.size(); ++j) {
-      const std::int64_t shift = first_periods_[job_begin + j] - first_period;
-      jobs[j].phase += u32(shift * cell_rows);
-      jobs[j].source.origin -= u32(shift * jobs[j].source.step);
-      jobs[j].destination.origin -= u32(shift * jobs[j].destination.step);
-      const std::int64_t phase = jobs[j].phase;
-      if (jobs[j].row_count > 0) {
-        begin = std::min(begin, phase / cell_rows * paged.step +
-                                    static_cast<std::int64_t>(j) * cell_rows + phase % cell_rows);
-      }
-    }
-    return {paged.step, begin, rows};
-  }
-
-  static const Side& paged_side(const Job& job) {
-    return job.source.page_rows.divisor == 0 ? job.destination : job.source;
-  }
-
-  bool add_band(const PlaneRun& run, std::uint32_t job_begin, std::int64_t most_rows,
-                const Weave& weave, std::int64_t tile_bytes) {
+  bool add_band(const PlaneRun& run, std::uint32_t job_begin, std::int64_t rows,
+                std::int64_t tile_bytes) {
     if (params_.header.band_count == kMaxBands) return false;
-    const bool is_woven = weave.period_rows > 0;
-    const std::int64_t rows = is_woven ? weave.rows : most_rows;
     const std::int64_t most_tile_rows = std::max<std::int64_t>(tile_bytes / run.slice_bytes, 1);
     const std::int64_t tiles = (rows + most_tile_rows - 1) / most_tile_rows;
-    const std::int64_t jobs = is_woven ? 1 : job_count_ - job_begin;
+    const std::int64_t jobs = job_count_ - job_begin;
     const std::int64_t items = params_.header.item_count + tiles * jobs * run.plane_count;
     require_rows(items);
     std::uint32_t address_bits = 0;
@@ -232,18 +185,14 @@ class Builder {
       address_bits |= u32(params_.jobs[j].packed_address);
       packed_rows |= params_.jobs[j].packed_rows;
     }
-    params_.header.bands[params_.header.band_count++] = {
-        params_.header.item_count,
-        job_begin,
-        run.plane_offset,
-        u32((rows + tiles - 1) / tiles),
-        fast_divisor(tiles * jobs),
-        fast_divisor(jobs),
-        is_woven ? fast_divisor(weave.period_rows) : FastDivisor{},
-        u32(weave.begin),
-        u32(weave.rows),
-        address_bits,
-        packed_rows & (~packed_rows + 1)};
+    params_.header.bands[params_.header.band_count++] = {params_.header.item_count,
+                                                         job_begin,
+                                                         run.plane_offset,
+                                                         u32((rows + tiles - 1) / tiles),
+                                                         fast_divisor(tiles * jobs),
+                                                         fast_divisor(jobs),
+                                                         address_bits,
+                                                         packed_rows & (~packed_rows + 1)};
     params_.header.item_count = u32(items);
     return true;
   }
@@ -264,7 +213,6 @@ class Builder {
   Params& params_;
   std::array<SidePages, Params::kMaxJobs> sources_;
   std::array<SidePages, Params::kMaxJobs> destinations_;
-  std::array<std::int64_t, Params::kMaxJobs> first_periods_;
   std::uint32_t job_count_ = 0;
   std::uint32_t page_count_ = 0;
 };
@@ -342,6 +290,8 @@ bool build_launch(std::span<const PairWork> work, const Portion& portion,
 
 template bool build_launch(std::span<const PairWork>, const Portion&, const ResidentTables&,
                            std::int64_t, SmallParams&);
+template bool build_launch(std::span<const PairWork>, const Portion&, const ResidentTables&,
+                           std::int64_t, MediumParams&);
 template bool build_launch(std::span<const PairWork>, const Portion&, const ResidentTables&,
                            std::int64_t, LargeParams&);
 

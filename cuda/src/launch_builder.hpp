@@ -31,6 +31,7 @@ struct PairWork {
 struct ResidentTables {
   const PlaneEntry* planes;
   const Cell* cells;
+  std::span<const PlaneEntry> host_planes;  ///< the same entries, for parameters that hold them
   const std::vector<std::vector<PlaneArrays::Group>>* groups;
 };
 
@@ -73,6 +74,7 @@ void visit_portion(std::span<const PairWork> work, const Portion& portion,
     return true;
   };
   if (SmallParams small; try_visit(small)) return;
+  if (MediumParams medium; try_visit(medium)) return;
   if (LargeParams large; try_visit(large)) return;
   const std::size_t half = work.size() / 2;
   visit_portion(work.first(half), portion, tables, tile_bytes_for, visit);

@@ -11,13 +11,9 @@
 
 namespace kvxfer::cuda::detail {
 
-inline constexpr std::uint32_t kMaxThreads = 1024;
-
 /// Plane sizes that a group of planes is divided by, so that each gets tiles of its own length.
 inline constexpr std::size_t kMaxSizes = 4;
 inline constexpr std::uint32_t kMaxBands = 12;
-/// Jobs of a woven band at most: one for each lane of a warp.
-inline constexpr std::int64_t kMaxWovenJobs = 32;
 
 /// Which sides of a launch are paged: the source, the destination, both.
 enum class Direction : std::uint8_t { kPack, kUnpack, kCopy };
@@ -42,6 +38,8 @@ struct PlaneEntry {
   std::uint32_t alignment_bits;  ///< of every address and stride of the paged sides, or-ed
   std::uint32_t row_multiplier;  ///< ceil(2^31 / vectors of a row)
   std::uint32_t padding;
+
+  bool operator==(const PlaneEntry&) const = default;
 };
 
 /// A stretch of a period in which both local indices rise by one.
@@ -69,7 +67,7 @@ struct Job {
   std::uint32_t row_count;    ///< of this launch
   std::uint32_t first_row;    ///< packed rows before this launch's
   std::uint32_t packed_rows;  ///< of the whole region
-  std::uint32_t phase;        ///< rows before this launch's, counted from the origins' period
+  std::uint32_t phase;        ///< rows of the first period before this launch's
   FastDivisor period_rows;
   Side source;
   Side destination;
@@ -77,35 +75,41 @@ struct Job {
 
 /// Planes of one size of jobs that have equally many. Items run plane by plane, then tile by tile,
 /// jobs innermost, so that the ranks that share a page are near in time.
-///
-/// The jobs of a woven band divide each period of the paged side among them, in order and without
-/// gaps, as round robin does: its tiles run over that side's rows, which are contiguous there, and
-/// each row finds its job.
 struct Band {
   std::uint32_t first_item;
   std::uint32_t job_begin;
   std::uint32_t plane_offset;  ///< from the job's first plane
   std::uint32_t tile_rows;
-  FastDivisor plane_items;    ///< tiles * jobs, or tiles when woven
-  FastDivisor jobs;           ///< 1 when woven
-  FastDivisor weave;          ///< rows of a period on the paged side; divisor 0: not woven
-  std::uint32_t woven_begin;  ///< first row of the paged side, counted from the jobs' first period
-  std::uint32_t woven_rows;
+  FastDivisor plane_items;  ///< tiles * jobs
+  FastDivisor jobs;
   std::uint32_t address_bits;    ///< of the jobs' packed addresses, or-ed
   std::uint32_t rows_alignment;  ///< largest power of two that divides the jobs' packed rows
 };
 
 struct LaunchHeader {
-  const PlaneEntry* planes;
+  const PlaneEntry* planes;  ///< null: in the parameters
   std::uint32_t item_count;
   std::uint32_t band_count;
   Band bands[kMaxBands];
 };
 
-template <std::uint32_t kJobs, std::uint32_t kPages>
+template <std::uint32_t kJobs, std::uint32_t kPages, std::uint32_t kPlanes>
 struct LaunchParams {
   static constexpr std::uint32_t kMaxJobs = kJobs;
   static constexpr std::uint32_t kMaxPages = kPages;
+  static constexpr std::uint32_t kMaxPlanes = kPlanes;
+
+  LaunchHeader header;
+  PlaneEntry planes[kPlanes];
+  Job jobs[kJobs];
+  std::int32_t page_ids[kPages];
+};
+
+template <std::uint32_t kJobs, std::uint32_t kPages>
+struct LaunchParams<kJobs, kPages, 0> {
+  static constexpr std::uint32_t kMaxJobs = kJobs;
+  static constexpr std::uint32_t kMaxPages = kPages;
+  static constexpr std::uint32_t kMaxPlanes = 0;
 
   LaunchHeader header;
   Job jobs[kJobs];
@@ -114,9 +118,11 @@ struct LaunchParams {
 
 /// Parameters cost time to enqueue, so that most launches take the small form. CUDA allows 32,764
 /// bytes.
-using SmallParams = LaunchParams<10, 512>;
-using LargeParams = LaunchParams<48, 6000>;
+using SmallParams = LaunchParams<8, 320, 16>;
+using MediumParams = LaunchParams<16, 2600, 0>;
+using LargeParams = LaunchParams<48, 6000, 0>;
 static_assert(sizeof(SmallParams) <= 4096);
+static_assert(sizeof(MediumParams) <= 13000);
 static_assert(sizeof(LargeParams) <= 32764);
 
 }  // namespace kvxfer::cuda::detail

@@ -13,7 +13,7 @@ __host__ __device__ inline std::uint32_t quotient(std::uint32_t n, const FastDiv
   return static_cast<std::uint32_t>((std::uint64_t{n << 1} * d.multiplier) >> 32) >> d.shift;
 }
 
-/// Rows [first_row, first_row + row_count) of one plane: of a job, or of a woven band.
+/// Rows [first_row, first_row + row_count) of one plane of one job.
 struct Tile {
   std::uint32_t band;
   std::uint32_t job;
@@ -34,9 +34,8 @@ __host__ __device__ __forceinline__ Tile tile_of(const Params& params, std::uint
   const std::uint32_t tile = quotient(in_plane, band.jobs);
   const std::uint32_t j = band.job_begin + in_plane - tile * band.jobs.divisor;
   const Job& job = params.jobs[j];
-  const std::uint32_t rows = band.weave.divisor == 0 ? job.row_count : band.woven_rows;
   const std::uint32_t first_row = tile * band.tile_rows;
-  const std::uint32_t left = first_row < rows ? rows - first_row : 0;
+  const std::uint32_t left = first_row < job.row_count ? job.row_count - first_row : 0;
   return {b, j, job.plane_begin + band.plane_offset + plane, first_row,
           left < band.tile_rows ? left : band.tile_rows};
 }
@@ -71,34 +70,42 @@ __host__ __device__ __forceinline__ std::uint64_t paged_address(const Params& pa
          std::uint64_t{in_page} * plane.row_stride;
 }
 
-/// Packed address of the job's row with number 0, counted as `phase` counts.
-__host__ __device__ inline std::uint64_t packed_origin(const Job& job, const PlaneEntry& plane) {
-  const auto rows = static_cast<std::int64_t>(job.first_row) - job.phase;
+/// Packed address of the tile's first row.
+__host__ __device__ inline std::uint64_t packed_tile(const Job& job, const PlaneEntry& plane,
+                                                     const Tile& tile) {
   return static_cast<std::uint64_t>(job.packed_address +
-                                    plane.packed_prefix_bytes * job.packed_rows +
-                                    rows * plane.bytes);
+                                    plane.packed_prefix_bytes * job.packed_rows) +
+         std::uint64_t{job.first_row + tile.first_row} * plane.bytes;
+}
+
+/// How a job's rows repeat: one row a period, one cell, several cells.
+enum class Period : std::uint8_t { kRow, kCell, kCells };
+
+__host__ __device__ inline Period period_of(const Job& job) {
+  if (job.cells != nullptr) return Period::kCells;
+  return job.period_rows.divisor == 1 ? Period::kRow : Period::kCell;
 }
 
 /// Rows of one job, from row number `first` (phase included) on.
-struct StridedRows {
+struct JobRows {
   FastDivisor period_rows;
   const Cell* cells;
   std::uint32_t cell_count;
   std::uint32_t first;
 
-  struct Places {
+  struct Indices {
     std::uint32_t period;
-    std::uint32_t source_index;
-    std::uint32_t destination_index;
+    std::uint32_t source;  ///< in the period
+    std::uint32_t destination;
   };
 
-  /// kHasCells: whether the period has several cells.
-  template <bool kHasCells>
-  __host__ __device__ __forceinline__ Places places(std::uint32_t row) const {
+  template <Period kPeriod>
+  __host__ __device__ __forceinline__ Indices at(std::uint32_t row) const {
     const std::uint32_t n = first + row;
+    if constexpr (kPeriod == Period::kRow) return {n, 0, 0};
     const std::uint32_t period = quotient(n, period_rows);
     const std::uint32_t in_period = n - period * period_rows.divisor;
-    if constexpr (!kHasCells) return {period, in_period, in_period};
+    if constexpr (kPeriod == Period::kCell) return {period, in_period, in_period};
     std::uint32_t low = 0;
     for (std::uint32_t high = cell_count; high - low > 1;) {
       const std::uint32_t middle = (low + high) / 2;
@@ -110,29 +117,13 @@ struct StridedRows {
   }
 };
 
+__host__ __device__ inline JobRows rows_of(const Job& job, const Tile& tile) {
+  return {job.period_rows, job.cells, job.cell_count, job.phase + tile.first_row};
+}
+
 __host__ __device__ inline std::uint32_t place_of(const Side& side, std::uint32_t period,
                                                   std::uint32_t index) {
   return period * side.step + side.origin + index;
 }
-
-/// Rows of the paged side of a woven band, from woven row `first` on.
-struct WovenRows {
-  FastDivisor weave;
-  FastDivisor period_rows;
-  std::uint32_t first;
-
-  struct Thread {
-    std::uint32_t job;     ///< from the band's first
-    std::uint32_t number;  ///< of the row in the job, phase included
-  };
-
-  __host__ __device__ __forceinline__ Thread at(std::uint32_t row) const {
-    const std::uint32_t x = first + row;
-    const std::uint32_t period = quotient(x, weave);
-    const std::uint32_t in_period = x - period * weave.divisor;
-    const std::uint32_t job = quotient(in_period, period_rows);
-    return {job, period * period_rows.divisor + in_period - job * period_rows.divisor};
-  }
-};
 
 }  // namespace kvxfer::cuda::detail

@@ -59,7 +59,6 @@ class HostWalk final : public RowCopier {
   }
 
   int launches = 0;
-  std::int64_t woven_tiles = 0;
 
  private:
   static std::int64_t address(const std::byte* data) {
@@ -72,7 +71,7 @@ class HostWalk final : public RowCopier {
   template <Direction kDirection>
   void run(const std::vector<PairWork>& work, const PlaneArrays& arrays) {
     const cuda::detail::ResidentTables tables{arrays.planes.data(), arrays.cells.data(),
-                                              &arrays.groups};
+                                              arrays.planes, &arrays.groups};
     constexpr std::size_t kPairsOfOneCall = 16;
     for (std::size_t begin = 0; begin < work.size(); begin += kPairsOfOneCall) {
       const std::size_t count = std::min(kPairsOfOneCall, work.size() - begin);
@@ -84,12 +83,18 @@ class HostWalk final : public RowCopier {
     }
   }
 
+  template <class Params>
+  static cuda::detail::PlaneEntry plane_of(const Params& params, std::uint32_t plane) {
+    if constexpr (Params::kMaxPlanes > 0)
+      if (params.header.planes == nullptr) return params.planes[plane];
+    return params.header.planes[plane];
+  }
+
   template <Direction kDirection, class Params>
   void move_rows(const Params& params) {
     for (std::uint32_t item = 0; item < params.header.item_count; ++item) {
       const auto tile = cuda::detail::tile_of(params, item);
-      const auto& plane = params.header.planes[tile.plane];
-      woven_tiles += params.header.bands[tile.band].weave.divisor != 0;
+      const auto plane = plane_of(params, tile.plane);
       for (std::uint32_t row = 0; row < tile.row_count; ++row) {
         const auto [from, to] = addresses<kDirection>(params, tile, plane, row);
         std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), plane.bytes);
@@ -103,39 +108,35 @@ class HostWalk final : public RowCopier {
     std::uint64_t destination;
   };
 
+  static cuda::detail::JobRows::Indices job_indices(const cuda::detail::JobRows& rows,
+                                                    cuda::detail::Period period,
+                                                    std::uint32_t row) {
+    using cuda::detail::Period;
+    switch (period) {
+      case Period::kRow: return rows.at<Period::kRow>(row);
+      case Period::kCell: return rows.at<Period::kCell>(row);
+      case Period::kCells: return rows.at<Period::kCells>(row);
+    }
+    return {};
+  }
+
   template <Direction kDirection, class Params>
   static Addresses addresses(const Params& params, const cuda::detail::Tile& tile,
                              const cuda::detail::PlaneEntry& plane, std::uint32_t row) {
-    const auto& band = params.header.bands[tile.band];
     const auto& job = params.jobs[tile.job];
     const auto from = cuda::detail::source_plane(job, plane);
     const auto to = cuda::detail::destination_plane(job, plane);
-    if (band.weave.divisor != 0) {
-      const cuda::detail::WovenRows rows{band.weave, job.period_rows,
-                                         band.woven_begin + tile.first_row};
-      const auto thread = rows.at(row);
-      const auto packed =
-          cuda::detail::packed_origin(params.jobs[band.job_begin + thread.job], plane) +
-          std::uint64_t{thread.number} * plane.bytes;
-      const auto& paged = kDirection == Direction::kPack ? from : to;
-      const auto address =
-          cuda::detail::paged_address(params, paged, rows.first + row + paged.side.origin);
-      return kDirection == Direction::kPack ? Addresses{address, packed}
-                                            : Addresses{packed, address};
-    }
-    const cuda::detail::StridedRows rows{job.period_rows, job.cells, job.cell_count,
-                                         job.phase + tile.first_row};
-    const auto places =
-        job.cells == nullptr ? rows.places<false>(row) : rows.places<true>(row);
-    const auto packed = cuda::detail::packed_origin(job, plane) +
-                        std::uint64_t{rows.first + row} * plane.bytes;
+    const auto rows = cuda::detail::rows_of(job, tile);
+    const auto indices = job_indices(rows, cuda::detail::period_of(job), row);
+    const auto packed =
+        cuda::detail::packed_tile(job, plane, tile) + std::uint64_t{row} * plane.bytes;
     Addresses result{packed, packed};
     if constexpr (kDirection != Direction::kUnpack)
       result.source = cuda::detail::paged_address(
-          params, from, cuda::detail::place_of(from.side, places.period, places.source_index));
+          params, from, cuda::detail::place_of(from.side, indices.period, indices.source));
     if constexpr (kDirection != Direction::kPack)
       result.destination = cuda::detail::paged_address(
-          params, to, cuda::detail::place_of(to.side, places.period, places.destination_index));
+          params, to, cuda::detail::place_of(to.side, indices.period, indices.destination));
     return result;
   }
 };
@@ -163,21 +164,6 @@ TEST(LaunchBuilder, PacksAllPlanesOfAllRanksInOneLaunch) {
   EXPECT_EQ(walk.launches, 1);
 }
 
-TEST(LaunchBuilder, WeavesTheRanksThatShareAPage) {
-  for (const std::int64_t ranks : {2, 3, 8}) {
-    HostWalk walk;
-    const Description description{.destination = {.ranks = ranks, .interleave = 2},
-                                  .layers = 2, .prefix_tokens = 300, .begin = 333, .end = 901};
-    expect_pack_equal(walk, Scenario(description));
-    EXPECT_GT(walk.woven_tiles, 0) << "pack for " << ranks;
-    walk.woven_tiles = 0;
-    Description back = description;
-    std::swap(back.source, back.destination);
-    expect_unpack_equal(walk, Scenario(back));
-    EXPECT_GT(walk.woven_tiles, 0) << "unpack from " << ranks;
-  }
-}
-
 TEST(LaunchBuilder, ManyPagesTakeSeveralLaunches) {
   HostWalk walk;
   const Scenario scenario({.source = {.page_size = 1},
@@ -202,7 +188,7 @@ TEST(LaunchBuilder, RowOffsetsPassTwoGibibytes) {
   const std::vector<PairWork> work{{&relayout, 0, {0, 2, true}, 4096, &table, nullptr}};
   std::vector<std::uint64_t> offsets;
   cuda::detail::for_each_launch(
-      std::span(work), {arrays.planes.data(), arrays.cells.data(), &arrays.groups}, any_tile_bytes,
+      std::span(work), {arrays.planes.data(), arrays.cells.data(), arrays.planes, &arrays.groups}, any_tile_bytes,
       [&](const auto& params, std::int64_t /*bytes*/) {
         const auto tile = cuda::detail::tile_of(params, 0);
         for (std::uint32_t row = 0; row < 2; ++row) {
@@ -226,7 +212,7 @@ TEST(LaunchBuilder, RefusesMoreRowsThanALaunchNumbers) {
   const std::vector<PairWork> work{{&relayout, 0, {0, 4096 * kPageSize, true}, 4096, &table,
                                     nullptr}};
   EXPECT_THROW(cuda::detail::for_each_launch(
-                   std::span(work), {arrays.planes.data(), arrays.cells.data(), &arrays.groups},
+                   std::span(work), {arrays.planes.data(), arrays.cells.data(), arrays.planes, &arrays.groups},
                    any_tile_bytes, [](const auto&, std::int64_t) {}),
                UnsupportedError);
 }
