@@ -354,6 +354,67 @@ def test_a_final_send_must_end_where_the_receivers_said(end: int) -> None:
         )
 
 
+def test_receivers_of_one_room_must_want_the_same_positions() -> None:
+    world = World()
+    source, destinations = world.add("p0"), world.group("d", 2)
+    sender = source.manager.open_sender(5, 2)
+    receivers = [
+        rank.manager.open_receiver(5, [source.address], [1, 2], prefix=prefix, end=16)
+        for rank, prefix in zip(destinations, (0, 8), strict=True)
+    ]
+    world.finish(sender, *receivers)
+    assert "prefix is 8 for d1, but 0 for d0" in str(sender.error)
+    assert {room.state for room in receivers} == {RoomState.FAILED}
+
+
+def test_one_receiver_too_many_is_refused_alone() -> None:
+    world = World()
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0")], 8)
+    transfer.open()
+    world.poll(3)
+    late = world.add("d1").manager.open_receiver(5, [transfer.sources[0].address], [1, 2], end=8)
+    world.poll(4)
+    assert "room has its 1 receivers already: d0" in str(late.error)
+    transfer.send(8, is_final=True)
+    world.finish(*transfer.rooms)
+    transfer.check_rows()
+
+
+def test_a_receiver_that_asks_twice_fails_the_room() -> None:
+    world = World()
+    source, rank = world.add("p0"), world.add("d0")
+    sender = source.manager.open_sender(5, 2)
+    first = rank.manager.open_receiver(5, [source.address], [1], end=4)
+    world.poll(3)
+    (request,) = [f for a, f in world.hub.log if isinstance(decode_frame(f)[1], Request)]
+    identity, message = decode_frame(request)
+    again = msgspec.structs.replace(message, room_generation=message.room_generation + 1)
+    world.hub.queues[source.address].append(request)
+    world.poll(1)
+    assert sender.state is RoomState.BOOTSTRAPPING, "a repeat changes nothing"
+    world.hub.queues[source.address].append(encode_frame(identity, again))
+    world.poll(3)
+    assert "receiver d0 has asked for this room already" in str(sender.error)
+    assert first.state is RoomState.FAILED
+
+
+def test_another_worker_at_the_address_of_a_peer_is_its_successor() -> None:
+    world = World()
+    source, rank = world.add("p0"), world.add("d0")
+    pending = Transfer(world, [source], [rank], 8, room=1)
+    pending.open()
+    world.poll(3)
+    world.stop(source)
+    successor = world.add("p1", address=source.address)
+    successor.manager.connect(rank.address)
+    world.poll(3)
+    assert "source p0 was restarted" in str(pending.receivers[0].error)
+    assert not pending.receivers[0].pages_held
+    again = Transfer(world, [successor], [rank], 8, room=2)
+    again.run()
+    again.check_rows()
+
+
 def test_roles_are_kept_apart() -> None:
     world = World()
     source, destination = world.add("p0", role="sender"), world.add("d0", role="receiver")

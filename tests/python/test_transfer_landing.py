@@ -3,6 +3,7 @@
 """Landing regions: who gets one, when it comes back, and what a wrong completion does."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -330,6 +331,35 @@ def test_a_gap_never_becomes_success() -> None:
     error = transfer.receivers[0].error
     assert error is not None
     assert (error.kind, error.peer) == ("deadline", "p0")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"begin": 4, "end": 8, "size_bytes": 32}, "segment 0 was completed twice, with different"),
+        ({"segment": 5}, "segment 5 came after the final segment 1"),
+        ({"is_final": True, "is_drained": True, "segment": 2}, "segment 2 came after the final"),
+        ({"region": 0, "segment": 2}, "segment 2 names landing region 0, expected none"),
+    ],
+)
+def test_a_completion_that_contradicts_an_earlier_one_fails_the_room(
+    fields: dict[str, Any], message: str
+) -> None:
+    world = World()
+    world.wire.holds_notifications = True
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0", Sharding(2, 0))], 16)
+    transfer.open()
+    transfer.send(16, is_final=True)
+    world.poll_until(lambda: len(world.wire.held) == 2)
+    first = Completion.decode(world.wire.held[0].message)
+    if "segment" in fields and "region" not in fields:
+        world.wire.reorder([1, 0])
+    world.wire.deliver(1)
+    world.poll(1)
+    forged = replace(first, **fields).encode()
+    transfer.destinations[0].transport.inbox.append(("p0", forged))
+    world.poll(2)
+    assert message in str(transfer.receivers[0].error)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,7 @@ class RoomTable(Generic[R]):
             )
 
     def add(self, room: R) -> None:
-        """Make a room the active one of its id."""
-        self.check_free(room.room)
+        """Make a room the active one of its id, which is free."""
         self._retire(room.room)
         self._closed.pop(room.room, None)
         self._active[room.room] = room
