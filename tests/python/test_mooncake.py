@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -352,11 +353,13 @@ def frame(body: bytes) -> bytes:
 
 
 HELLO = Hello(GENERATION, "writer")
+GREETED = frame(HELLO.encode())
+UNHEARD = frame(Notify(b"never").encode())
 STRANGE_BYTES = {
     "nothing": b"",
-    "empty frame": frame(b""),
-    "unknown letter": frame(b"Z"),
-    "frame too long": frame(b"N" * (MAX_NOTIFICATION_BYTES + 2)),
+    "empty frame": GREETED + frame(b""),
+    "unknown letter": GREETED + frame(b"Z"),
+    "frame too long": GREETED + frame(b"N" * (MAX_NOTIFICATION_BYTES + 2)),
     "notification before hello": frame(Notify(b"x").encode()),
     "ping before hello": frame(Ping(1).encode()),
     "hello for another generation": frame(Hello(b"x" * 16, "writer").encode()),
@@ -365,10 +368,10 @@ STRANGE_BYTES = {
     "hello with a bad name": frame(b"H\x01\x00" + GENERATION + b"a\nb"),
     "hello with a foreign name": frame(b"H\x01\x00" + GENERATION + b"\xff"),
     "hello cut": frame(b"H\x01"),
-    "hello twice": 2 * frame(HELLO.encode()) + frame(Notify(b"x").encode()),
-    "empty notification": frame(HELLO.encode()) + frame(b"N"),
-    "foreign notification": frame(HELLO.encode()) + frame(b"N\xff"),
-    "ping cut": frame(HELLO.encode()) + frame(b"P\x01"),
+    "hello twice": 2 * GREETED,
+    "empty notification": GREETED + frame(b"N"),
+    "foreign notification": GREETED + frame(b"N\xff"),
+    "ping cut": GREETED + frame(b"P\x01"),
 }
 
 
@@ -399,24 +402,25 @@ def read_end(connected: socket.socket, mailbox: Mailbox) -> bytes:
 
 @pytest.mark.parametrize("sent", STRANGE_BYTES.values(), ids=STRANGE_BYTES.keys())
 def test_a_stranger_is_cut_off_and_others_are_heard(mailbox: Mailbox, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", mailbox.port)) as stranger:
-        good = FrameSocket(socket.create_connection(("127.0.0.1", mailbox.port)))
-        stranger.sendall(sent)
+    address = ("127.0.0.1", mailbox.port)
+    heard_here: list[tuple[str, bytes]] = []
+    pongs: list[object] = []
+    with (
+        socket.create_connection(address) as stranger,
+        closing(FrameSocket(socket.create_connection(address))) as good,
+    ):
+        stranger.sendall(sent + UNHEARD if sent else sent)
         stranger.shutdown(socket.SHUT_WR)
         assert read_end(stranger, mailbox) == b""
-        good.send(HELLO)
-        good.send(Notify(b"good"))
-        good.send(Ping(7))
+        for sent_frame in (HELLO, Notify(b"good"), Ping(7)):
+            good.send(sent_frame)
         good.flush()
-        heard_here: list[tuple[str, bytes]] = []
-        pongs: list[object] = []
         for _ in range(1000):
             heard_here += mailbox.receive()
             pongs += good.receive()
             if pongs:
                 break
             time.sleep(0.001)
-        good.close()
     assert heard_here == [("writer", b"good")]
     assert pongs == [Pong(7)]
 

@@ -189,7 +189,8 @@ def test_a_post_given_up_is_lost_until_its_last_byte_is_read(senders: Senders) -
 
 @needs_nixl
 def test_closing_stops_a_transfer_that_is_under_way(senders: Senders) -> None:
-    sender = senders(32 * MIB)
+    # The thread would go on sending without anybody polling.
+    sender = senders(32 * MIB, progress_thread=True)
     sender.memory.bytes[:] = OLD
     with start_target(32 * MIB) as target:
         peer = sender.add(target)
