@@ -189,13 +189,7 @@ class RelayoutTerms(Struct, forbid_unknown_fields=True, frozen=True):
     region_bytes: Int
 
     def differences(self, other: "RelayoutTerms") -> list[str]:
-        """Return one text per field in which ``other`` differs: its name and both values.
-
-        Examples
-        --------
-        >>> mine.differences(theirs)                                              # doctest: +SKIP
-        ['prefix: expected 16, got 24']
-        """
+        """Return one text per field in which ``other`` differs: its name and both values."""
         return [
             f"{name}: expected {_shown(mine)}, got {_shown(theirs)}"
             for name in self.__struct_fields__
