@@ -62,7 +62,7 @@ std::condition_variable changed;
 FakeNcclScript script;
 std::map<std::string, Team> teams;
 std::string log_lines;
-std::string log_copy;
+thread_local std::string log_copy;
 thread_local int rank_of_thread = kvxfer::support::kNoRank;
 
 void note(int rank, const std::string& call) {

@@ -23,7 +23,7 @@ struct FakeNcclScript {
 
 using ScriptFakeNccl = void (*)(const FakeNcclScript*);  ///< "fake_nccl_script"; clears the log
 using NoteInFakeNccl = void (*)(int rank, const char*);  ///< "fake_nccl_note"
-/// "fake_nccl_log": lines "rank call", separated by line feeds, alive until the next call.
+/// "fake_nccl_log": lines "rank call", alive until the same thread calls again.
 using LogOfFakeNccl = const char* (*)();
 
 }  // namespace kvxfer::support
