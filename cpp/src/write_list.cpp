@@ -90,8 +90,10 @@ struct GroupRoutes {
 std::vector<GroupRoutes> group_routes(const Relayout& relayout, const PageTable* source,
                                       const PageTable& destination) {
   std::vector<GroupRoutes> groups;
+  groups.reserve(relayout.groups().size());
   for (const PlaneGroup& group : relayout.groups()) {
     GroupRoutes routes{{}, true};
+    routes.planes.reserve(group.planes.size());
     for (const PlanePair& pair : group.planes) {
       PlaneSide from{0, kOnePage, 0, pair.bytes};
       if (source != nullptr)
@@ -127,7 +129,7 @@ class PlaneWriter {
 
   /// For any plane.
   void add_pieces(std::span<const Piece> pieces) {
-    const auto& [source, destination, bytes] = route_;
+    const auto [source, destination, bytes] = route_;  // a copy: the runs may not alias it
     const bool has_dense_rows = route_.has_dense_rows();
     for (const Piece& piece : pieces) {
       std::int64_t from = source.base + piece.source_page * source.page_stride +
