@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,18 @@ namespace {
 using kvxfer::bench::kRegionAddress;
 using kvxfer::bench::kSegment;
 using kvxfer::bench::Request;
+
+/// A process that has served requests for a while keeps the memory of a freed list; a fresh one
+/// gives it back and pays for every page again, which would hide what planning costs.
+bool keep_freed_memory() {
+  constexpr std::size_t kMaxMmapThreshold = std::size_t{32} << 20;
+  void* block = std::malloc(kMaxMmapThreshold - 4096);
+  benchmark::DoNotOptimize(block);
+  std::free(block);
+  return true;
+}
+
+const bool kKeepsFreedMemory = keep_freed_memory();
 
 void count_runs(benchmark::State& state, std::size_t run_count) {
   const auto runs = static_cast<double>(run_count);
