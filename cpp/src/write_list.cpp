@@ -129,7 +129,7 @@ class PlaneWriter {
 
   /// For any plane.
   void add_pieces(std::span<const Piece> pieces) {
-    const auto [source, destination, bytes] = route_;  // a copy: the runs may not alias it
+    const auto [source, destination, bytes] = route_;  // copied: runs cannot alias it
     const bool has_dense_rows = route_.has_dense_rows();
     for (const Piece& piece : pieces) {
       std::int64_t from = source.base + piece.source_page * source.page_stride +
