@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -28,10 +29,18 @@ class RemoteError(Exception):
 class AgentProcess:
     """Starts a process with one agent and one registered, poisoned memory."""
 
-    def __init__(self, transport: str, agent_name: str, size_bytes: int, **options: Any) -> None:
+    def __init__(
+        self,
+        transport: str,
+        agent_name: str,
+        size_bytes: int,
+        *,
+        make_memory: Callable[[int], Memory] = Memory,
+        **options: Any,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, far_end = context.Pipe()
-        arguments = (far_end, transport, agent_name, size_bytes, options)
+        arguments = (far_end, transport, agent_name, size_bytes, make_memory, options)
         self._process = context.Process(target=_main, args=arguments, daemon=True)
         self._process.start()
         far_end.close()
@@ -130,6 +139,9 @@ class _Commands:
     def states(self) -> list[str]:
         return [self.agent.poll(handle).name for handle in self.handles]
 
+    def write_cost_us(self) -> float:
+        return self.agent.write_cost_us
+
     def close(self) -> None:
         self.agent.close()
 
@@ -154,9 +166,14 @@ class _Commands:
 
 
 def _main(
-    pipe: Connection, transport: str, agent_name: str, size_bytes: int, options: dict[str, Any]
+    pipe: Connection,
+    transport: str,
+    agent_name: str,
+    size_bytes: int,
+    make_memory: Callable[[int], Memory],
+    options: dict[str, Any],
 ) -> None:
-    memory = Memory(size_bytes)
+    memory = make_memory(size_bytes)
     agent = transports.create(transport, agent_name, **options)
     agent.register_memory(memory.address, size_bytes)
     commands = _Commands(agent, memory)
