@@ -31,11 +31,13 @@ from kvxfer._core import (
     unpack_rows,
 )
 from kvxfer.build_info import build_info
+from kvxfer.errors import DeadlineError, TransferError
 
 __version__: str = compiled_facts()["version"]
 
 __all__ = [
     "CapacityError",
+    "DeadlineError",
     "Error",
     "HeadSharding",
     "InvalidArgumentError",
@@ -49,6 +51,7 @@ __all__ = [
     "Relayout",
     "Segment",
     "Sharding",
+    "TransferError",
     "UnsupportedError",
     "WriteList",
     "build_info",
