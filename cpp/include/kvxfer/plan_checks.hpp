@@ -15,7 +15,8 @@ namespace kvxfer {
 
 /// @throws InvalidArgumentError if `source` is not the layout's source, has no memory or does not
 /// cover the segment, or if the plan is not of this layout.
-/// @throws CapacityError if a region or a buffer of `buffer_bytes` ends before the plan's last byte.
+/// @throws CapacityError if a region or a buffer of `buffer_bytes` ends before the plan's last
+/// byte.
 void check_pack(const PackBufferLayout& layout, const PackPlan& plan, const PageTable& source,
                 std::int64_t buffer_bytes);
 
