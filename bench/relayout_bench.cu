@@ -347,6 +347,33 @@ void run_host(const Cell& cell, bool is_one_rank) {
   std::fflush(stdout);
 }
 
+/// What an empty kernel takes by the same ways: the part of the figures that is not the copy.
+void run_floor() {
+  const cuda::Stream stream;
+  const cuda::CompletionWords words(1);
+  std::uint32_t value = 0;
+  std::vector<double> call;
+  std::vector<double> by_word;
+  std::vector<double> by_synchronize;
+  for (int i = 0; i < 300; ++i) {
+    double begin = now_us();
+    hold<<<1, 1, 0, stream.get()>>>(0);
+    call.push_back(now_us() - begin);
+    words.write(0, ++value, stream.ref());
+    while (words.read(0) != value) {
+    }
+    by_word.push_back(now_us() - begin);
+    stream.ref().synchronize();
+    begin = now_us();
+    hold<<<1, 1, 0, stream.get()>>>(0);
+    stream.ref().synchronize();
+    by_synchronize.push_back(now_us() - begin);
+  }
+  std::printf("{\"floor\": \"empty kernel\", \"call_us\": %.2f, \"ready_by_word_us\": %.2f, "
+              "\"ready_by_synchronize_us\": %.2f}\n",
+              median(call), median(by_word), median(by_synchronize));
+}
+
 /// Split, plan and enqueue a whole request through a ring of two buffers.
 void run_request(std::int64_t ranks) {
   constexpr std::int64_t kTokens = 163840 + 6720;
@@ -392,6 +419,7 @@ int main(int argc, char** argv) {
     } else if (word == "few") {
       run_few();
     } else if (word == "host") {
+      run_floor();
       run_host({kKimi, 8192, 4}, true);
       run_host({kKimi, 8192, 4}, false);
       run_host({kKimi, 83264, 4}, false);

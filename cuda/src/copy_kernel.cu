@@ -144,7 +144,7 @@ __device__ __noinline__ void copy_narrow(const Params& params, const Tile tile, 
 struct WholeShape {
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kVectors = 4;
-  static constexpr std::uint32_t kBlocks = 6;
+  static constexpr std::uint32_t kBlocks = 5;
 };
 
 struct FewShape {

@@ -7,7 +7,6 @@
 
 #include "scenario.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>

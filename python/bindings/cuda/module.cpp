@@ -1,0 +1,13 @@
+// SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bindings.hpp"
+
+PYBIND11_MODULE(_cuda, module) {
+  using namespace kvxfer::bindings::cuda;
+  module.doc() = "CUDA part of kvxfer. Use kvxfer.cuda, which says why when it is missing.";
+  pybind11::module_::import("kvxfer._core");  // registers the types that the signatures name
+  bind_check(module);
+  bind_completion(module);
+  bind_copy_rows(module);
+}
