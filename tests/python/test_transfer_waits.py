@@ -212,6 +212,26 @@ def test_a_full_hit_waits_for_the_engines_event_too() -> None:
     assert transfer.receivers[0].metadata == b"x"
 
 
+@pytest.mark.parametrize("sharding", [Sharding(), Sharding(2, 0)])
+def test_the_event_of_a_send_without_a_segment_holds_its_rows_back(sharding: Sharding) -> None:
+    """Three rows are less than a page: they leave with the next send, whose own event is over."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0", sharding)
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    world.poll(4)
+    first, second = Event(), Event()
+    transfer.send(3, is_final=False, ready=first)
+    second.has_happened = True
+    transfer.send(8, is_final=True, ready=second)
+    world.poll(5)
+    assert world.wire.posts == []
+    first.has_happened = True
+    world.finish(*transfer.rooms)
+    transfer.check_rows()
+    world.check_idle()
+
+
 def test_copies_may_be_enqueued_like_on_a_stream() -> None:
     world = World()
     packs, unpacks = DeferredCopies(), DeferredCopies()

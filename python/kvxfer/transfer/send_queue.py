@@ -23,6 +23,16 @@ class Send:
     ready: Ready | None
 
 
+class _All:
+    """Several events as one."""
+
+    def __init__(self, events: Sequence[Ready]) -> None:
+        self._events = events
+
+    def query(self) -> bool:
+        return all(event.query() for event in self._events)
+
+
 class SendQueue:
     """Keeps sends until it is known for whom they are, then cuts them.
 
@@ -34,6 +44,8 @@ class SendQueue:
         self._position = 0
         self._last_end = 0
         self._is_final_given = False
+        # Events of sends that made no segment: their rows go with the next one.
+        self._unmet: list[Ready] = []
 
     @property
     def is_empty(self) -> bool:
@@ -77,7 +89,11 @@ class SendQueue:
         planned: list[PlannedSegment] = []
         for send in sends:
             segments = self._cut_one(send, destinations[0], capacity_tokens)
-            planned += [PlannedSegment(s, send.table, send.ready) for s in segments]
+            self._unmet += [send.ready] if send.ready is not None else []
+            if segments:
+                ready = _All(self._unmet) if self._unmet else None
+                planned += [PlannedSegment(s, send.table, ready) for s in segments]
+                self._unmet = []
         return planned
 
     def clear(self) -> None:
