@@ -99,6 +99,29 @@ def test_odd_sizes_land_in_poisoned_memory_of_another_process(senders: Senders) 
         assert target.call("guards_are_untouched")
 
 
+class OutstandingWrites:
+    """Watches an agent's engine."""
+
+    def __init__(self, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._submit, self._status = agent._engine.submit, agent._engine.status
+        self._running: set[int] = set()
+        self.most = 0
+        monkeypatch.setattr(agent._engine, "submit", self._watched_submit)
+        monkeypatch.setattr(agent._engine, "status", self._watched_status)
+
+    def _watched_submit(self, *write: Any) -> int:
+        write_id: int = self._submit(*write)
+        self._running.add(write_id)
+        self.most = max(self.most, len(self._running))
+        return write_id
+
+    def _watched_status(self, write_id: int) -> int:
+        status: int = self._status(write_id)
+        if status:
+            self._running.discard(write_id)
+        return status
+
+
 @needs_mooncake
 def test_never_more_writes_are_outstanding_than_mooncake_stands(
     senders: Senders, monkeypatch: pytest.MonkeyPatch
@@ -106,26 +129,7 @@ def test_never_more_writes_are_outstanding_than_mooncake_stands(
     """Above some 2,060 Mooncake fails them all, whatever thread or batch they are from."""
     count, row_bytes = 10_000, 576
     sender = senders(count * row_bytes)
-    engine: Any = sender.agent
-    engine = engine._engine
-    outstanding: set[int] = set()
-    most = [0]
-    submit, status = engine.submit, engine.status
-
-    def counted_submit(*write: Any) -> int:
-        write_id: int = submit(*write)
-        outstanding.add(write_id)
-        most[0] = max(most[0], len(outstanding))
-        return write_id
-
-    def counted_status(write_id: int) -> int:
-        result: int = status(write_id)
-        if result:
-            outstanding.discard(write_id)
-        return result
-
-    monkeypatch.setattr(engine, "submit", counted_submit)
-    monkeypatch.setattr(engine, "status", counted_status)
+    outstanding = OutstandingWrites(sender.agent, monkeypatch)
     with start_target(count * row_bytes) as target:
         peer = sender.add(target)
         places = np.random.default_rng(3).permutation(count)
@@ -139,8 +143,29 @@ def test_never_more_writes_are_outstanding_than_mooncake_stands(
         assert heard(sender, target, 4) == [b"q"] * 4
         landed = np.frombuffer(target.call("content"), np.uint8).reshape(count, row_bytes)
         assert (landed[places] == sender.memory.bytes.reshape(count, row_bytes)).all()
-    assert most[0] == 1024
+    assert outstanding.most == 1024
     assert sender.agent.counters["writes"] == count
+
+
+@needs_mooncake
+def test_a_peer_added_again_waits_for_the_writes_to_it_that_still_run(
+    senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = senders(16 * MIB)
+    outstanding = OutstandingWrites(sender.agent, monkeypatch)
+    with start_target(16 * MIB) as target:
+        handles = []
+        for _ in range(4):
+            peer = sender.add(target)
+            handles.append(sender.agent.post(peer, sender.whole(target, 1024), b"never"))
+            sender.agent.remove_peer(peer)
+        ends = sender.settle(*handles)
+        assert set(ends) <= {WriteState.FAILED, WriteState.DRAINED}
+        again = sender.agent.post(sender.add(target), sender.whole(target, 1024), b"again")
+        assert sender.settle(again) == [WriteState.DONE]
+        assert heard(sender, target, 1) == [b"again"]
+        assert target.call("content") == sender.memory.bytes.tobytes()
+    assert outstanding.most <= 1024
 
 
 @needs_mooncake

@@ -11,8 +11,7 @@ import time
 from typing import Any
 
 from kvxfer.transports._mooncake.engine import DONE, FAILED, MooncakeEngine
-from kvxfer.transports._mooncake.link import Limits
-from kvxfer.transports.mooncake import DEFAULT_WRITE_COST, MooncakeTransport
+from kvxfer.transports.mooncake import DEFAULT_WRITE_COST, Limits, MooncakeTransport
 
 HOST = "127.0.0.1"
 # Ample for what is in the kernel already: nobody writes into memory of a test that is over.
@@ -64,4 +63,6 @@ class _PooledEngine:
 
 def make_agent(agent_name: str) -> MooncakeTransport:
     make_engine: Any = _PooledEngine
-    return MooncakeTransport(agent_name, DEFAULT_WRITE_COST, make_engine, HOST, Limits(1024, 0.1))
+    return MooncakeTransport(
+        agent_name, DEFAULT_WRITE_COST, make_engine, HOST, Limits(settle_s=0.1)
+    )

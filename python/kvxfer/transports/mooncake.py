@@ -21,8 +21,10 @@ What to know about it:
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from kvxfer import InvalidArgumentError, UnsupportedError
 from kvxfer.errors import TransferError
@@ -33,7 +35,7 @@ from kvxfer.transports._library.write_cost import chosen_write_cost
 from kvxfer.transports._mooncake.channel import Channel
 from kvxfer.transports._mooncake.engine import EngineFault, MooncakeEngine
 from kvxfer.transports._mooncake.frames import Hello
-from kvxfer.transports._mooncake.link import Limits, MooncakeLink
+from kvxfer.transports._mooncake.link import MooncakeLink, Route, Window
 from kvxfer.transports._mooncake.mailbox import Mailbox
 from kvxfer.transports._mooncake.payload import MooncakePayload
 from kvxfer.transports.protocol import Description, check_agent_name
@@ -45,6 +47,22 @@ DEFAULT_WRITE_COST = WriteCost(host_us=12.5, device_us=12.5)
 
 _MAX_RUNNING_POSTS = 4096
 _OUTSTANDING_WRITES_LIMIT = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one agent asks of its peers.
+
+    Attributes
+    ----------
+    max_outstanding_writes : int
+        Writes to one peer that have been submitted and have not ended.
+    settle_s : float
+        How long a peer that runs is given to write what has reached its kernel.
+    """
+
+    max_outstanding_writes: int = _OUTSTANDING_WRITES_LIMIT
+    settle_s: float = 1.0
 
 
 class MooncakeTransport(LibraryTransport):
@@ -61,6 +79,7 @@ class MooncakeTransport(LibraryTransport):
         super().__init__(NAME, agent_name, cost, _MAX_RUNNING_POSTS)
         self._host = host
         self._limits = limits
+        self._windows: WeakValueDictionary[str, Window] = WeakValueDictionary()
         # This finds out whether the host is one of this machine; Mooncake takes any.
         self._mailbox = Mailbox(host, self._generation)
         try:
@@ -97,9 +116,13 @@ class MooncakeTransport(LibraryTransport):
         except EngineFault as fault:
             channel.close()
             raise TransferError("peer_dead", name, None, str(fault)) from fault
-        return MooncakeLink(
-            self._ledger, description, self._engine, payload.session, channel, self._limits
-        )
+        with self._lock:
+            window = self._windows.get(payload.session)
+            if window is None:
+                window = Window(self._limits.max_outstanding_writes)
+                self._windows[payload.session] = window
+        route = Route(self._engine, payload.session, window, self._limits.settle_s)
+        return MooncakeLink(self._ledger, description, route, channel)
 
     def _receive(self) -> list[tuple[str, bytes]]:
         return self._mailbox.receive()

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One generation of a peer over Mooncake, and the posts to it.
 
-Above some 2,060 outstanding writes to a peer Mooncake fails them, and the peer can stay unusable:
-at most ``max_outstanding_writes`` are submitted, over all posts and threads, and each poll submits
-as many as have ended.
+Above some 2,060 outstanding writes to a peer Mooncake fails them or never ends them, and the peer
+can stay unusable: at most ``max_outstanding_writes`` are submitted, over all posts and threads, and
+each poll submits as many as have ended.
 
 When one write fails, the others that were submitted go on, for minutes where the peer is frozen
 (each of Mooncake's four connections gives up one write per 30 s). The post is LOST until each of
 them has ended. Even then bytes may lie in the peer's kernel, and its engine writes them to their
 places when the process goes on; so the peer has to show that it runs, and is given ``settle_s`` on
-top. A peer whose end is certain writes nothing any more.
+top. A peer whose end is certain writes nothing any more. Where only the network has broken, nothing
+is certain: the post stays LOST until this agent is closed.
 """
 
 import threading
@@ -35,19 +36,47 @@ _MAX_PENDING_BYTES = 1 << 20
 _LOOK_AHEAD = 16
 
 
+class Window:
+    """Counts the outstanding writes to one engine, over all links that lead to it.
+
+    There is more than one where a peer was removed and added again.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Take a place for one write; False where none is free."""
+        with self._lock:
+            is_free = self._count < self._limit
+            self._count += is_free
+            return is_free
+
+    def give_back(self) -> None:
+        """Free the place of a write that has ended."""
+        with self._lock:
+            self._count -= 1
+
+
 @dataclass(frozen=True)
-class Limits:
-    """What one agent asks of its peers.
+class Route:
+    """How one engine's writes reach another's.
 
     Attributes
     ----------
-    max_outstanding_writes : int
-        Writes to one peer that have been submitted and have not ended.
+    session : str
+        Name under which Mooncake knows the target.
+    window : Window
+        The target's places.
     settle_s : float
         How long a peer that runs is given to write what has reached its kernel.
     """
 
-    max_outstanding_writes: int
+    engine: MooncakeEngine
+    session: str
+    window: Window
     settle_s: float
 
 
@@ -101,16 +130,12 @@ class MooncakeLink(Link):
         self,
         ledger: Ledger,
         description: Description,
-        engine: MooncakeEngine,
-        session: str,
+        route: Route,
         channel: Channel,
-        limits: Limits,
     ) -> None:
         super().__init__(ledger, description)
-        self._engine = engine
-        self._session = session
+        self._route = route
         self._channel = channel
-        self._limits = limits
         self._posts: deque[MooncakePost] = deque()
         self._outstanding: deque[tuple[int, MooncakePost]] = deque()
         self._moving = threading.Lock()
@@ -194,10 +219,11 @@ class MooncakeLink(Link):
         running: list[tuple[int, MooncakePost]] = []
         while self._outstanding and len(running) < _LOOK_AHEAD:
             write_id, post = self._outstanding.popleft()
-            status = self._engine.status(write_id)
+            status = self._route.engine.status(write_id)
             if status in (library.RUNNING, library.TIMED_OUT):
                 running.append((write_id, post))
             else:
+                self._route.window.give_back()
                 post.outstanding_count -= 1
             if status not in (library.RUNNING, library.DONE):
                 post.is_unsure = True
@@ -207,16 +233,16 @@ class MooncakeLink(Link):
     def _submit(self) -> None:
         for post in self._posts:
             while post.is_waiting:
-                if len(self._outstanding) >= self._limits.max_outstanding_writes:
+                if not self._route.window.take():
                     return
-                write_id = self._engine.submit(
-                    self._session, *post.writes[post.next_write].tolist()
-                )
+                write = post.writes[post.next_write].tolist()
+                write_id = self._route.engine.submit(self._route.session, *write)
                 post.next_write += 1
                 if write_id:
                     post.outstanding_count += 1
                     self._outstanding.append((write_id, post))
                 else:
+                    self._route.window.give_back()
                     post.is_unsure = True
                     self._fail(post, "was not sent a write: Mooncake gave no id")
 
@@ -247,7 +273,7 @@ class MooncakeLink(Link):
         if not post.ping:
             post.ping = self._channel.ping()
         if post.quiet_at_s is None and self._channel.last_pong >= post.ping:
-            post.quiet_at_s = time.monotonic() + self._limits.settle_s
+            post.quiet_at_s = time.monotonic() + self._route.settle_s
         return post.quiet_at_s is not None and time.monotonic() >= post.quiet_at_s
 
     def _fail(self, post: MooncakePost, reason: str) -> None:

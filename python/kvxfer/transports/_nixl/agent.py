@@ -85,6 +85,8 @@ class NixlAgent:
         self._not_posted: type[Exception] = library.bindings.nixlNotPostedError
         self._registrations: dict[int, Any] = {}
         self._holders: Counter[str] = Counter()
+        # Between loading a peer and counting it nobody may forget it.
+        self._holding = threading.Lock()
         # NIXL locks its agent for the length of a call. Releasing and removing keep the GIL in
         # there, so they wait for a long post here, where they do not stop every other thread.
         self._posting = threading.Lock()
@@ -135,14 +137,15 @@ class NixlAgent:
 
     def load(self, metadata: bytes, name: str) -> None:
         """Make a peer known, or add to what is known of it. Each call wants a ``forget``."""
-        try:
-            loaded = self._agent.add_remote_agent(metadata)
-        except self._errors as error:
-            raise self._fault(f"metadata of {name}", error) from error
-        loaded_name = loaded.decode("ascii", "replace") if isinstance(loaded, bytes) else loaded
-        if loaded_name != name:
-            raise NixlFault(f"metadata is of agent {loaded_name!r}, expected {name!r}")
-        self._holders[name] += 1
+        with self._holding:
+            try:
+                loaded = self._agent.add_remote_agent(metadata)
+            except self._errors as error:
+                raise self._fault(f"metadata of {name}", error) from error
+            loaded_name = loaded.decode("ascii", "replace") if isinstance(loaded, bytes) else loaded
+            if loaded_name != name:
+                raise NixlFault(f"metadata is of agent {loaded_name!r}, expected {name!r}")
+            self._holders[name] += 1
 
     def is_held_once(self, name: str) -> bool:
         """Whether one ``forget`` would remove the peer."""
@@ -150,11 +153,12 @@ class NixlAgent:
 
     def forget(self, name: str) -> None:
         """Remove a peer with the last of its holders. Transfers to it have ended before."""
-        self._holders[name] -= 1
-        if self._holders[name] <= 0:
-            del self._holders[name]
-            with self._posting:
-                self._agent.remove_remote_agent(name)
+        with self._holding:
+            self._holders[name] -= 1
+            if self._holders[name] <= 0:
+                del self._holders[name]
+                with self._posting:
+                    self._agent.remove_remote_agent(name)
 
     # --- transfers ------------------------------------------------------------------------------
 
