@@ -100,7 +100,7 @@ messages = st.one_of(
         metadata=st.none() | st.tuples(counts, counts),
         grants=grants,
     ),
-    st.builds(Want, rooms, counts),
+    st.builds(Want, rooms, counts, counts),
     st.builds(Credit, rooms, counts, grants),
     st.builds(
         Abort, rooms, counts, st.booleans(), st.text(max_size=32), st.text(max_size=99),
@@ -153,11 +153,11 @@ def test_a_room_out_of_range_is_malformed(room: int) -> None:
     identity = Identity("p0", "mem://p0", 1)
     head = encode_frame(identity, Ping())[: -len(body.encode(Ping()))]
     if room == 2**64:
-        raw = body.encode({"type": "want", "room": 1, "room_generation": 1})
+        raw = body.encode({"type": "want", "room": 1, "room_generation": 1, "grant_count": 0})
         raw = raw.replace(b"room\x01", b"room\xcf" + b"\xff" * 8)
-        assert decode_frame(head + raw)[1] == Want(2**64 - 1, 1)
+        assert decode_frame(head + raw)[1] == Want(2**64 - 1, 1, 0)
         return
-    raw = body.encode({"type": "want", "room": room, "room_generation": 1})
+    raw = body.encode({"type": "want", "room": room, "room_generation": 1, "grant_count": 0})
     with pytest.raises(MalformedFrameError):
         decode_frame(head + raw)
 

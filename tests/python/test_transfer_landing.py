@@ -29,10 +29,10 @@ def test_at_most_half_of_the_regions_are_granted_ahead_of_need() -> None:
     one, two, three = (holder(log, name) for name in "abc")
     assert [r.index for r in pool.reserve(one)] == [0, 1]
     assert pool.reserve(two) == []
-    pool.want(two)
+    pool.want(two, 0)
     assert log == [("b", [2])]
     assert pool.reserve(three) == []
-    pool.want(three)
+    pool.want(three, 0)
     assert log == [("b", [2]), ("c", [3])]
     assert (pool.held_count, pool.waiting_count) == (4, 0)
 
@@ -42,8 +42,8 @@ def test_a_single_region_serves_whoever_has_a_segment_ready() -> None:
     log: list[tuple[str, list[int]]] = []
     one, two = holder(log, "a"), holder(log, "b")
     assert pool.reserve(one) == pool.reserve(two) == []
-    pool.want(two)
-    pool.want(one)
+    pool.want(two, 0)
+    pool.want(one, 0)
     assert log == [("b", [0])]
     pool.landed(region)
     pool.release(two, region)
@@ -55,10 +55,10 @@ def test_sources_with_a_segment_ready_are_served_in_order_of_asking() -> None:
     pool, regions = pool_of(2)
     log: list[tuple[str, list[int]]] = []
     first, *others = (holder(log, name) for name in "abcd")
-    pool.want(first)
-    pool.want(first)
+    pool.want(first, 0)
+    pool.want(first, 0)
     for other in others:
-        pool.want(other)
+        pool.want(other, 0)
     assert log == [("a", [0]), ("b", [1])]
     for region, owner in zip(regions, (first, others[0]), strict=True):
         pool.landed(region)
@@ -70,11 +70,11 @@ def test_a_holder_keeps_its_last_region_while_it_has_more_to_send() -> None:
     pool, regions = pool_of(2)
     log: list[tuple[str, list[int]]] = []
     one, two = holder(log, "a"), holder(log, "b")
-    pool.want(one)
+    pool.want(one, 0)
     pool.landed(regions[0])
-    pool.want(one)
+    pool.want(one, 1)
     assert log == [("a", [0]), ("a", [1])]
-    pool.want(two)
+    pool.want(two, 0)
     pool.landed(regions[1])
     pool.renew(one, regions[0], has_more=True)
     assert log[2:] == [("b", [0])], "it holds another one"
@@ -87,14 +87,26 @@ def test_a_region_without_more_to_send_serves_those_that_wait() -> None:
     pool, regions = pool_of(2)
     log: list[tuple[str, list[int]]] = []
     one, two, three = (holder(log, name) for name in "abc")
-    pool.want(one)
-    pool.want(two)
-    pool.want(three)
+    pool.want(one, 0)
+    pool.want(two, 0)
+    pool.want(three, 0)
     pool.landed(regions[0])
     pool.renew(one, regions[0], has_more=False)
     assert log == [("a", [0]), ("b", [1]), ("c", [0])]
     with pytest.raises(InvalidArgumentError, match="landing region 0 is not held by this room"):
         pool.release(one, regions[0])
+
+
+def test_a_want_that_crosses_a_grant_changes_nothing() -> None:
+    pool, regions = pool_of(4)
+    log: list[tuple[str, list[int]]] = []
+    one = holder(log, "a")
+    pool.want(one, 0)
+    pool.want(one, 0)
+    assert log == [("a", [0])]
+    pool.want(one, 1)
+    assert log == [("a", [0]), ("a", [1])], "it has used the first, whose write is under way"
+    assert not any(region.has_landed for region in regions)
 
 
 def test_everything_comes_back() -> None:
@@ -103,7 +115,7 @@ def test_everything_comes_back() -> None:
     holders = [holder(log, name) for name in "abcdef"]
     for one in holders:
         pool.reserve(one)
-        pool.want(one)
+        pool.want(one, 0)
     for _ in range(3):
         for one in holders:
             for region in list(one.held.values()):
@@ -133,6 +145,29 @@ def test_rooms_without_rows_do_not_keep_regions_from_rooms_with_rows() -> None:
         transfer.send(20, is_final=True)
         world.finish(*transfer.rooms)
         assert transfer.receivers[0].state is RoomState.SUCCESS
+    world.check_idle()
+
+
+@pytest.mark.parametrize("region_count", [1, 2])
+def test_a_send_while_the_only_granted_region_is_written_gets_another(region_count: int) -> None:
+    """The source asks before its write has landed and after it said that nothing follows it."""
+    world = World(tick_s=0.001)
+    source = world.add("p0")
+    destination = world.add("d0", landing_region_count=region_count)
+    transfer = Transfer(world, [source], [destination], 24, landing="landing")
+    transfer.open()
+    world.poll(4)
+    world.wire.completes_on_poll = None
+    for end in (8, 16):
+        transfer.send(end, is_final=False)
+        world.poll(4)
+    world.wire.complete_all()
+    world.poll(4)
+    world.wire.completes_on_poll = 1
+    transfer.send(24, is_final=True)
+    world.finish(*transfer.rooms)
+    assert transfer.receivers[0].state is RoomState.SUCCESS
+    transfer.check_rows()
     world.check_idle()
 
 

@@ -52,6 +52,7 @@ class Destination:
         self.state = [self._checked_state(StateComponent.from_terms(s)) for s in request.state]
         self.metadata = self._checked_metadata(request)
         self.credits: deque[Grant] = deque()
+        self.grant_count = 0
         self.has_asked = False  # for a region, since one was granted
         self.add_credits(request.grants)
 
@@ -87,6 +88,7 @@ class Destination:
                 f"landing region {grant.region}", grant.address, self.landing.region_bytes
             )
         self.credits.extend(grants)
+        self.grant_count += len(grants)
         self.has_asked = False
 
     @property

@@ -307,7 +307,8 @@ class Departures:
         if not destination.has_asked:
             destination.has_asked = True
             self._services.mailer.send(
-                destination.peer.address, Want(self._room.room, destination.room_generation)
+                destination.peer.address,
+                Want(self._room.room, destination.room_generation, destination.grant_count),
             )
 
     def _is_patience_over(self) -> bool:

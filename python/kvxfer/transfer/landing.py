@@ -37,12 +37,14 @@ class Region:
 class RegionHolder:
     """One room and source: what it holds, and how it hears of regions granted later.
 
-    ``wants``: the source has said that a segment waits for a region.
+    ``wants``: the source has said that a segment waits for a region. ``grant_count``: regions that
+    were ever granted to it.
     """
 
     on_grant: Callable[[list[Region]], None]
     held: dict[int, Region] = field(default_factory=dict)
     wants: bool = False
+    grant_count: int = 0
 
 
 class LandingPool:
@@ -89,12 +91,12 @@ class LandingPool:
             self._waiting[holder] = None
         return [self._grant(holder, is_idle=True) for _ in range(count)]
 
-    def want(self, holder: RegionHolder) -> None:
-        """Note that a source has a segment ready and no region for it.
+    def want(self, holder: RegionHolder, grant_count: int) -> None:
+        """Note that a source has used the ``grant_count`` regions that it knows of and needs one.
 
         Nothing happens while a grant is on its way to it: the two messages have crossed.
         """
-        if any(not region.has_landed for region in holder.held.values()):
+        if grant_count < holder.grant_count:
             return
         holder.wants = True
         self._waiting.pop(holder, None)
@@ -159,6 +161,7 @@ class LandingPool:
         region.is_idle, region.has_landed = is_idle, False
         self._idle_count += is_idle
         holder.held[region.index] = region
+        holder.grant_count += 1
         holder.wants = False
         return region
 

@@ -109,10 +109,15 @@ class Request(Struct, tag="request", forbid_unknown_fields=True, frozen=True):
 
 
 class Want(Struct, tag="want", forbid_unknown_fields=True, frozen=True):
-    """A source has a segment ready for a room, and no region to write it into."""
+    """A source has a segment ready for a room, and no region to write it into.
+
+    ``grant_count``: grants that it had received by then. A receiver that has made more has answered
+    already: the two messages have crossed.
+    """
 
     room: RoomId
     room_generation: Int
+    grant_count: Int
 
 
 class Credit(Struct, tag="credit", forbid_unknown_fields=True, frozen=True):

@@ -137,10 +137,10 @@ class ReceiverRoom(Room):
             self.metrics.bytes += completion.size_bytes
         self._check_complete()
 
-    def on_want(self, source: Source) -> None:
+    def on_want(self, source: Source, grant_count: int) -> None:
         """Queue a source that has a segment ready and no region to write it into."""
         if source.lands and not source.is_complete and not self.state.is_over:
-            self._services.buffers.landing.want(source.holder)
+            self._services.buffers.landing.want(source.holder, grant_count)
 
     def on_abort(self, source: Source, abort: Abort) -> None:
         """Fail the room because a source gave up."""

@@ -252,7 +252,7 @@ class Router:
     def _take_want(self, identity: Identity, want: Want) -> None:
         for room in self._receiver_rooms(want.room, want.room_generation):
             for source in room.sources_named(identity.name):
-                room.on_want(source)
+                room.on_want(source, want.grant_count)
 
     def _take_credit(self, identity: Identity, credit: Credit) -> None:
         for room in self.senders.of_id(credit.room):
