@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who packs and unpacks rows: host memory here, a stream elsewhere."""
 
-from concurrent.futures import Executor, Future
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from kvxfer import (
     unpack_rows,
 )
 
-__all__ = ["HostCopies", "InlineExecutor", "Ready", "RowCopies"]
+__all__ = ["HostCopies", "InlineExecutor", "Ready", "RowCopies", "failure_of", "start"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,3 +84,21 @@ class InlineExecutor(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def start(executor: Executor, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
+    """Submit a call; an executor that takes none makes a future that has failed."""
+    try:
+        return executor.submit(fn, *args, **kwargs)
+    except Exception as error:
+        future: Future[R] = Future()
+        future.set_exception(error)
+        return future
+
+
+def failure_of(future: "Future[Any]") -> BaseException | None:
+    """Return what a call that is over raised; one that was cancelled has failed as well."""
+    try:
+        return future.exception()
+    except CancelledError as error:
+        return error

@@ -156,7 +156,7 @@ class Departures:
     def missing(self) -> tuple[str, str]:
         """Return who keeps the next segment from leaving, and words for it."""
         deadline_s = self._services.options.transfer_deadline_s
-        if not self._segments[-1].is_ready:
+        if not self._is_ready(self._segments[-1]):
             return "", f"the engine's event did not happen within {deadline_s:g} s"
         behind = [d for d in self._room.destinations if self._is_behind(d)]
         no_region = [d.peer.name for d in behind if d.lands and not d.credits]
@@ -177,9 +177,18 @@ class Departures:
             or self._segments[-1].segment.is_final
         )
 
+    def _is_ready(self, planned: PlannedSegment) -> bool:
+        """Return whether rows may be read; an event that cannot be asked fails the room."""
+        try:
+            return planned.is_ready
+        except Exception as error:
+            message = f"the engine's event raised {type(error).__name__}: {error}"
+            self._room.fail("transport", "", message)
+            return False
+
     def _start_segment(self, planned: PlannedSegment, group: list[Destination]) -> None:
         """Let a segment leave for the receivers that stand at it."""
-        if not planned.is_ready:
+        if not self._is_ready(planned):
             return
         empty = [d for d in group if not d.segment_bytes(planned.segment)]
         direct = [d for d in group if d not in empty and not d.packs]
@@ -270,7 +279,7 @@ class Departures:
             return
         if destination.owed_bytes and destination.cursor < len(self._segments):
             return
-        if destination.owed_bytes == 0 and not self._segments[-1].is_ready:
+        if destination.owed_bytes == 0 and not self._is_ready(self._segments[-1]):
             return
         self._send_final(destination)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import Error
-from kvxfer.transfer.copies import Ready
+from kvxfer.transfer.copies import Ready, failure_of, start
 from kvxfer.transfer.pack_ring import Slot, SlotRing
 from kvxfer.transfer.services import Services
 from kvxfer.transports.protocol import WriteHandle, WriteState
@@ -113,7 +113,7 @@ class Flight:
         self.started_s = services.options.clock()
         for item in outgoing:
             item.destination.outstanding += 1
-        self._future: Future[Ready | None] | None = services.executor.submit(self._run)
+        self._future: Future[Ready | None] | None = start(services.executor, self._run)
 
     @property
     def has_ended(self) -> bool:
@@ -137,12 +137,12 @@ class Flight:
         if self._future is not None and not self._take_future():
             return False
         if self._packed is not None:
-            if not self._packed.query():
+            if not self._is_packed():
                 return False
-            self._packed = None
-            self._future = self._services.executor.submit(self._post_all)
-            if not self._take_future():
-                return False
+            if not self._is_posted:
+                self._future = start(self._services.executor, self._post_all)
+                if not self._take_future():
+                    return False
         for item in self._outgoing:
             if not item.has_ended:
                 self._follow(item)
@@ -159,6 +159,18 @@ class Flight:
                 return packed
         self._post_all()
         return None
+
+    def _is_packed(self) -> bool:
+        """Return whether the pack is over; where that cannot be asked, nothing is posted."""
+        assert self._packed is not None
+        try:
+            if not self._packed.query():
+                return False
+        except Exception as error:
+            self._is_posted = True
+            self._events.flight_troubled("", f"{type(error).__name__}: {error}")
+        self._packed = None
+        return True
 
     def _post_all(self) -> None:
         for item in self._outgoing:
@@ -179,7 +191,7 @@ class Flight:
         if not self._future.done():
             return False
         future, self._future = self._future, None
-        error = future.exception()
+        error = failure_of(future)
         if error is not None:
             self._events.flight_troubled("", f"{type(error).__name__}: {error}")
         elif (packed := future.result()) is not None:

@@ -11,6 +11,7 @@ from kvxfer import InvalidArgumentError, Segment
 from kvxfer.errors import TransferError
 from kvxfer.transfer.asking import Wanted, agree_with_all, request_to
 from kvxfer.transfer.completion import Completion
+from kvxfer.transfer.copies import start
 from kvxfer.transfer.landing import Region, RegionHolder
 from kvxfer.transfer.messages import Abort, Credit
 from kvxfer.transfer.metadata import MetadataInbox
@@ -275,7 +276,8 @@ class ReceiverRoom(Room):
         source.unpacking_count += 1
         segment = Segment(completion.begin, completion.end, completion.is_final)
         started_s = self._clock()
-        future = self._services.executor.submit(
+        future = start(
+            self._services.executor,
             self._services.copies.unpack,
             source.relayout,
             segment,

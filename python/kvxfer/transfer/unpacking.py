@@ -5,7 +5,7 @@
 from concurrent.futures import Future
 
 from kvxfer.transfer.completion import Completion
-from kvxfer.transfer.copies import Ready
+from kvxfer.transfer.copies import Ready, failure_of
 from kvxfer.transfer.landing import Region
 from kvxfer.transfer.source import Source
 
@@ -34,9 +34,12 @@ class Unpack:
         """Return whether the rows are in their pages, or never will be: then ``error`` says why."""
         if not self._future.done():
             return False
-        error = self._future.exception()
-        if error is not None:
-            self.error = f"unpack failed: {type(error).__name__}: {error}"
-            return True
-        ready = self._future.result()
-        return ready is None or ready.query()
+        error = failure_of(self._future)
+        if error is None:
+            ready = self._future.result()
+            try:
+                return ready is None or ready.query()
+            except Exception as raised:
+                error = raised
+        self.error = f"unpack failed: {type(error).__name__}: {error}"
+        return True

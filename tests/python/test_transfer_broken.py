@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Events that cannot be asked, executors that take nothing: one room fails, polling goes on."""
+
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from kvxfer import PackBufferLayout, PackPlan, PageTable, Relayout, Segment
+from kvxfer.transfer import RoomState
+from kvxfer.transfer.copies import HostCopies
+from support.transfer_world import Transfer, World
+
+
+class Broken:
+    """An event that cannot be asked, as after a fault of a device."""
+
+    def query(self) -> bool:
+        raise RuntimeError("device is gone")
+
+
+class BrokenCopies(HostCopies):
+    """Copies whose end cannot be asked."""
+
+    def pack(self, layout: PackBufferLayout, plan: PackPlan, table: PageTable, buffer: Any) -> Any:
+        return LateBroken()
+
+    def unpack(self, relayout: Relayout, segment: Segment, region: Any, table: PageTable) -> Any:
+        return LateBroken()
+
+
+class LateBroken(Broken):
+    """Can be asked once."""
+
+    was_asked = False
+
+    def query(self) -> bool:
+        if self.was_asked:
+            return super().query()
+        self.was_asked = True
+        return False
+
+
+class ShutExecutor(Executor):
+    """Takes nothing."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("cannot schedule new futures")
+
+
+class CancellingExecutor(Executor):
+    """Was shut down before it came to what it had taken."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        future: Future[Any] = Future()
+        future.cancel()
+        return future
+
+
+@pytest.mark.parametrize(
+    ("side", "fields", "message"),
+    [
+        ("source", {"copies": BrokenCopies()}, "device is gone"),
+        ("destination", {"copies": BrokenCopies()}, "device is gone"),
+        ("source", {"executor": ShutExecutor()}, "cannot schedule new futures"),
+        ("destination", {"executor": ShutExecutor()}, "cannot schedule new futures"),
+        ("source", {"executor": CancellingExecutor()}, "CancelledError"),
+        ("destination", {"executor": CancellingExecutor()}, "CancelledError"),
+    ],
+)
+def test_what_cannot_be_run_or_asked_fails_its_room_alone(
+    side: str, fields: dict[str, Any], message: str
+) -> None:
+    world = World()
+    source = world.add("p0", **(fields if side == "source" else {}))
+    destination = world.add("d0", **(fields if side == "destination" else {}))
+    transfer = Transfer(world, [source], [destination], 16, landing="landing")
+    transfer.run()
+    for end in transfer.rooms:
+        assert end.state is RoomState.FAILED
+        assert message in str(end.error)
+    world.check_idle()
+
+
+def test_an_engine_event_that_raises_fails_its_room_alone() -> None:
+    world = World()
+    source, destinations = world.add("p0"), [world.add("d0"), world.add("d1")]
+    broken, good = (
+        Transfer(world, [source], [rank], 8, room=room)
+        for room, rank in enumerate(destinations, start=1)
+    )
+    for transfer, ready in ((broken, Broken()), (good, None)):
+        transfer.open()
+        transfer.send(8, is_final=True, ready=ready)
+    world.finish(*broken.rooms, *good.rooms)
+    assert "the engine's event raised RuntimeError: device is gone" in str(broken.senders[0].error)
+    assert broken.receivers[0].state is RoomState.FAILED
+    good.check_rows()
+    world.check_idle()
