@@ -128,7 +128,8 @@ INSTANTIATE_TEST_SUITE_P(Shardings, TokenPatternTest,
                                            Case{4, 1, 3, 1}, Case{4, 1, 6, 1}, Case{4, 2, 4, 2},
                                            Case{1, 1, 2, 2}, Case{2, 4, 4, 2}, Case{4, 4, 2, 4},
                                            Case{2, 2, 2, 3}, Case{3, 2, 2, 5}, Case{4, 6, 6, 4},
-                                           Case{2, 3, 3, 1}, Case{1, 1, 3, 4}, Case{5, 2, 1, 1}));
+                                           Case{2, 3, 3, 1}, Case{1, 1, 3, 4}, Case{5, 2, 1, 1},
+                                           Case{3, 1, 2, 2}));
 
 TEST(TokenPattern, OneRankOnBothSidesIsOneCell) {
   EXPECT_EQ(TokenPattern(Sharding(1, 0, 64), Sharding(1, 0, 16)).cells(),
@@ -137,10 +138,16 @@ TEST(TokenPattern, OneRankOnBothSidesIsOneCell) {
             (std::vector<TokenCell>{{64, 0, 64, 0, 64}}));
 }
 
-TEST(TokenPattern, NeighbouringCellsThatContinueAreOne) {
-  // Both sides keep 2 x 3 tokens of rank 0 together: cells of 2 and 1 would be cut at 2.
+TEST(TokenPattern, EqualShardingsAreOneCell) {
   const TokenPattern pattern(Sharding(2, 0, 6), Sharding(2, 0, 6));
   EXPECT_EQ(pattern.cells(), (std::vector<TokenCell>{{0, 0, 0, 0, 6}}));
+}
+
+TEST(TokenPattern, CellsThatContinueOverAGapStayApart) {
+  // Rank 1 of three holds 1, 4, 7, 10; rank 0 of two holds 0, 1, 4, 5, 8, 9: both go on from 1
+  // to 4.
+  const TokenPattern pattern(Sharding(3, 1), Sharding(2, 0, 2));
+  EXPECT_EQ(pattern.cells(), (std::vector<TokenCell>{{1, 0, 0, 1, 1}, {4, 1, 1, 2, 1}}));
 }
 
 TEST(TokenPattern, EqualPatternsCompareEqual) {
