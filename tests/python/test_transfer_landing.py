@@ -11,6 +11,7 @@ from kvxfer import InvalidArgumentError, Sharding
 from kvxfer.transfer import RoomState, TransferOptions
 from kvxfer.transfer.completion import Completion
 from kvxfer.transfer.landing import LandingPool, Region, RegionHolder
+from support.deferred import DeferredCopies
 from support.transfer_world import Transfer, World
 
 
@@ -306,6 +307,30 @@ def test_a_completion_that_does_not_fit_fails_the_room_by_name(name: str) -> Non
     world.poll(3)
     transfer.check_untouched()
     assert transfer.senders[0].state is RoomState.FAILED
+    world.check_idle()
+
+
+def test_a_grant_holds_for_one_segment() -> None:
+    """A second segment in a region that is still unpacked fails the room, and harms no other."""
+    world = World()
+    world.wire.holds_notifications = True
+    copies = DeferredCopies()
+    source, destination = world.add("p0"), world.add("d0", Sharding(2, 0), copies=copies)
+    transfer = Transfer(world, [source], [destination], 16, landing="landing")
+    transfer.open()
+    transfer.send(8, is_final=False)
+    world.poll_until(lambda: len(world.wire.held) == 1)
+    first = Completion.decode(world.wire.held[0].message)
+    second = replace(first, segment=1, begin=8, end=16)
+    world.wire.deliver()
+    destination.transport.inbox.append(("p0", second.encode()))
+    world.poll(2)
+    (receiver,) = transfer.receivers
+    message = "segment 1 names landing region 0 of generation 1, which holds an earlier segment"
+    assert message in str(receiver.error)
+    assert len(copies.waiting) == 1
+    copies.run_one()
+    world.finish(*transfer.rooms)
     world.check_idle()
 
 

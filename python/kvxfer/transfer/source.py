@@ -128,6 +128,11 @@ class Source:
                 f"generation {completion.region_generation}, expected one that it was granted: "
                 + str({r.index: r.generation for r in self.holder.held.values()})
             )
+        if region is not None and region.has_landed:
+            raise InvalidArgumentError(
+                f"segment {completion.segment} names landing region {completion.region} of "
+                f"generation {completion.region_generation}, which holds an earlier segment"
+            )
 
     def _bytes_of(self, completion: Completion) -> int:
         assert self.relayout is not None
