@@ -104,7 +104,7 @@ messages = st.one_of(
     st.builds(Credit, rooms, counts, grants),
     st.builds(
         Abort, rooms, counts, st.booleans(), st.text(max_size=32), st.text(max_size=99),
-        st.booleans(),
+        st.booleans(), st.booleans(),
     ),
     st.builds(Drained, rooms, counts, st.booleans()),
 )  # fmt: skip

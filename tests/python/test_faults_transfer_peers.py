@@ -172,6 +172,43 @@ def test_a27_messages_of_an_earlier_use_of_the_id_change_nothing() -> None:
     assert second.receivers[0].state is RoomState.SUCCESS
 
 
+def test_a27_a_repeated_abort_does_not_end_the_next_use_of_the_id() -> None:
+    """The receiver asks for the end of its writes again, and the answer crosses the question."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    first = Transfer(world, [source], [destination], 8, room=5)
+    first.open()
+    world.wire.completes_on_poll = None
+    first.send(8, is_final=True)
+    world.poll(3)
+    first.receivers[0].abort()
+    world.poll(2)
+    assert first.receivers[0].pages_held
+    world.clock.advance(TransferOptions().heartbeat_interval_s)
+    destination.manager.poll()
+    queue = world.hub.queues[source.address]
+    repeated = list(queue)
+    queue.clear()
+    assert any(isinstance(decode_frame(frame)[1], Abort) for frame in repeated)
+    world.wire.complete_all()
+    world.wire.completes_on_poll = 1
+    world.poll(2)
+    second = Transfer(world, [source], [destination], 8, room=5)
+    second.senders.append(source.manager.open_sender(5))
+    queue.extend(repeated)
+    source.manager.poll()
+    assert second.senders[0].state is RoomState.BOOTSTRAPPING
+    second.receivers.append(
+        destination.manager.open_receiver(
+            5, [source.address], second.destination_pages[0].ids, end=8
+        )
+    )
+    second.send(8, is_final=True)
+    world.finish(*second.rooms)
+    second.check_rows()
+    world.check_idle()
+
+
 def test_a28_a_reused_metadata_slot_does_not_pass_for_the_new_room() -> None:
     """sglang#27374: one slot, rooms 11 and 12."""
     world = World()

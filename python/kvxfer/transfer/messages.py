@@ -131,7 +131,8 @@ class Credit(Struct, tag="credit", forbid_unknown_fields=True, frozen=True):
 class Abort(Struct, tag="abort", forbid_unknown_fields=True, frozen=True):
     """The room has failed at its sender. ``is_to_source`` tells the two directions apart.
 
-    ``is_drained``: no write of the room to this peer is left (from a source only).
+    ``is_drained``: no write of the room to this peer is left (from a source only). ``was_asked``:
+    the receiver had sent its request before (from a receiver only).
     """
 
     room: RoomId
@@ -140,6 +141,7 @@ class Abort(Struct, tag="abort", forbid_unknown_fields=True, frozen=True):
     kind: Annotated[str, Meta(max_length=32)]
     message: Text
     is_drained: bool
+    was_asked: bool = False
 
 
 class Drained(Struct, tag="drained", forbid_unknown_fields=True, frozen=True):

@@ -364,5 +364,6 @@ class ReceiverRoom(Room):
                 kind=self.failure.kind[:32],
                 message=self.failure.message[:4096],
                 is_drained=False,
+                was_asked=source.was_asked,
             ),
         )

@@ -263,7 +263,8 @@ class Router:
     def _take_abort_of_receiver(self, identity: Identity, abort: Abort) -> None:
         """End what the receiver gave up, and answer whether its writes are over.
 
-        A receiver that never asked aborts as well: it has found that it cannot work with us.
+        A receiver that never asked aborts as well: it has found that it cannot work with us. One
+        whose request is not waiting here means an earlier use of the room's id, which is over.
         """
         for room in self.senders.of_id(abort.room):
             destination = room.destination(identity.name, abort.room_generation)
@@ -275,7 +276,9 @@ class Router:
         )
         if self._peers.by_name(identity.name) is None:
             return
-        self._forget_early(identity, abort.room, abort.room_generation)
+        had_waited = self._forget_early(identity, abort.room, abort.room_generation)
+        if abort.was_asked and not had_waited:
+            return
         active = self.senders.active(abort.room)
         if active is not None and active.state is RoomState.BOOTSTRAPPING:
             active.fail(abort.kind, identity.name, abort.message)
@@ -305,11 +308,15 @@ class Router:
         else:
             room.on_completion(source, completion)
 
-    def _forget_early(self, identity: Identity, room: int, generation: int | None) -> None:
-        """Drop what a peer sent early for a room: all of it, or one use of the room's id."""
-        self.early_asks.take(
+    def _forget_early(self, identity: Identity, room: int, generation: int | None) -> bool:
+        """Drop what a peer sent early for a room: all of it, or one use of the room's id.
+
+        Return whether there was anything.
+        """
+        taken = self.early_asks.take(
             room,
             lambda entry: (
                 entry[0].name == identity.name and generation in (None, entry[1].room_generation)
             ),
         )
+        return bool(taken)
