@@ -83,6 +83,41 @@ def test_what_cannot_be_run_or_asked_fails_its_room_alone(
     world.check_idle()
 
 
+@pytest.mark.parametrize(
+    ("receiver_fields", "options", "message"),
+    [
+        ({"kind": "k" * 65}, {}, "cannot be sent: Expected `str` of length <= 64"),
+        ({}, {"landing_depth": 65, "landing_region_count": 130}, "`array` of length <= 64"),
+    ],
+)
+def test_a_request_that_its_source_would_drop_fails_the_room_at_once(
+    receiver_fields: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    world = World()
+    sources, destination = world.group("p", 2), world.add("d0", **options)
+    state = (
+        [destination.state_component(row_bytes=8, offset=0, **receiver_fields)]
+        if (receiver_fields)
+        else []
+    )
+    transfer = Transfer(world, sources, [destination], 16, landing="landing")
+    transfer.open(state=state)
+    world.finish(*transfer.rooms)
+    assert message in str(transfer.receivers[0].error)
+    assert {room.state for room in transfer.rooms} == {RoomState.FAILED}
+    world.check_idle()
+
+
+def test_a_long_reason_reaches_receivers_that_ask_later() -> None:
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    source.manager.open_sender(5).abort("why " * 2000)
+    receiver = destination.manager.open_receiver(5, [source.address], [1], end=4)
+    world.poll(4)
+    assert receiver.state is RoomState.FAILED
+    assert str(receiver.error).count("why") == 1024
+
+
 def test_an_engine_event_that_raises_fails_its_room_alone() -> None:
     world = World()
     source, destinations = world.add("p0"), [world.add("d0"), world.add("d1")]

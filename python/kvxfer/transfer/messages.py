@@ -199,8 +199,15 @@ def encode_frame(identity: Identity, message: Message, version: int = PROTOCOL_V
     Raises
     ------
     InvalidArgumentError
-        If they are more than ``MAX_FRAME_BYTES``.
+        If they are more than ``MAX_FRAME_BYTES``, or a field is out of the bounds that the receiver
+        checks: it would drop the message without a word.
     """
+    body = _ENCODER.encode(message)
+    try:
+        _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        kind = type(message).__name__
+        raise InvalidArgumentError(f"control message {kind} cannot be sent: {error}") from error
     name, address = identity.name.encode("ascii"), identity.address.encode("ascii")
     frame = b"".join(
         (
@@ -209,7 +216,7 @@ def encode_frame(identity: Identity, message: Message, version: int = PROTOCOL_V
             name,
             struct.pack("<H", len(address)),
             address,
-            _ENCODER.encode(message),
+            body,
         )
     )
     if len(frame) > MAX_FRAME_BYTES:

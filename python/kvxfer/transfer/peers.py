@@ -122,9 +122,9 @@ class PeerTable:
         """Return the link to an address that the engine named; asks where nothing is known."""
         link = self._links.get(address)
         if link is None or link.state is LinkState.REFUSED:
+            self._send_hello(address, is_reply_wanted=True)
             link = Link(address, LinkState.ASKED, True, self._next_beat())
             self._links[address] = link
-            self._send_hello(address, is_reply_wanted=True)
         link.is_wanted = True
         return link
 

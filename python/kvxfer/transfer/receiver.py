@@ -258,7 +258,11 @@ class ReceiverRoom(Room):
             self.fail(error.kind, error.peer, error.message)
             return
         for source in self._sources:
-            self._send_request(source)
+            try:
+                self._send_request(source)
+            except InvalidArgumentError as error:
+                self.fail("refused", source.name, str(error))
+                return
         self.advance_to(RoomState.WAITING_FOR_INPUT)
 
     def _send_request(self, source: Source) -> None:
@@ -268,8 +272,8 @@ class ReceiverRoom(Room):
             metadata=self._inbox.target if source.index == 0 else None,
             grants=[r.grant() for r in (landing.reserve(source.holder) if source.lands else [])],
         )
-        source.was_asked = True
         self._services.mailer.send(source.link.address, request)
+        source.was_asked = True
 
     def _unpack(self, source: Source, completion: Completion, region: Region) -> None:
         assert source.relayout is not None

@@ -244,7 +244,7 @@ class Router:
             room_generation=request.room_generation,
             is_to_source=False,
             kind=kind,
-            message=message,
+            message=message[:4096],
             is_drained=True,
         )
         self._services.mailer.send(identity.address, abort)
