@@ -3,6 +3,7 @@
 """What the two sides must agree about, and that nothing is written where they do not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from kvxfer import HeadSharding, InvalidArgumentError, Plane, PlaneKind, PoolLayout, Sharding
 from kvxfer.transfer import RoomState
+from kvxfer.transfer.completion import Completion
 from kvxfer.transfer.messages import Credit, Grant, Hello, Request, decode_frame, encode_frame
 from kvxfer.transfer.terms import SideTerms
 from support.transfer_world import LATENT, Rank, Transfer, World
@@ -438,7 +440,7 @@ def test_memory_is_registered_before_the_first_peer_is_met() -> None:
 
 def test_metadata_that_is_missing_or_too_long_is_refused_by_name() -> None:
     world = World()
-    source, destination = world.add("p0"), world.add("d0", metadata_slot_bytes=8)
+    source, destination = world.add("p0"), world.add("d0", metadata_slot_bytes=64)
     cases = {1: (None, "final send has none"), 2: (b"123456789", "9 bytes, expected at most 8")}
     for room, (metadata, message) in cases.items():
         transfer = Transfer(world, [source], [destination], 4, room=room, metadata_bytes=8)
@@ -446,6 +448,21 @@ def test_metadata_that_is_missing_or_too_long_is_refused_by_name() -> None:
         for end in transfer.rooms:
             assert end.state is RoomState.FAILED
             assert message in str(end.error)
+    world.check_idle()
+
+
+def test_more_metadata_than_was_wanted_is_not_taken_for_it() -> None:
+    world = World()
+    world.wire.holds_notifications = True
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 4, metadata_bytes=8)
+    transfer.open()
+    transfer.send(4, is_final=True, metadata=b"12345678")
+    world.poll_until(lambda: len(world.wire.held) == 1)
+    genuine = Completion.decode(world.wire.drop().message)
+    destination.transport.inbox.append(("p0", replace(genuine, metadata_bytes=9).encode()))
+    world.poll(2)
+    assert "metadata has 9 bytes, expected at most 8" in str(transfer.receivers[0].error)
     world.check_idle()
 
 

@@ -35,6 +35,7 @@ class MetadataInbox:
     def __init__(self, ring: SlotRing, room: int, wanted_bytes: int, limit_bytes: int) -> None:
         self._ring = ring
         self._room = room
+        self._wanted_bytes = wanted_bytes
         self._slot: Slot | None = None
         if wanted_bytes == 0:
             return
@@ -54,8 +55,10 @@ class MetadataInbox:
 
     @property
     def target(self) -> tuple[int, int] | None:
-        """Address and bytes of the slot, None where no metadata is wanted."""
-        return (self._slot.address, self._slot.size_bytes) if self._slot is not None else None
+        """Address and bytes of what may be written, None where no metadata is wanted."""
+        if self._slot is None:
+            return None
+        return self._slot.address, METADATA_HEADER_BYTES + self._wanted_bytes
 
     def holder(self) -> int:
         """Return the room that the slot holds, 0 for none yet."""
@@ -68,12 +71,16 @@ class MetadataInbox:
         Raises
         ------
         InvalidArgumentError
-            If the slot holds another room.
+            If the slot holds another room, or more is said to have come than was wanted.
         """
         assert self._slot is not None
         if (holder := self.holder()) != self._room:
             raise InvalidArgumentError(
                 f"metadata slot {self._slot.index} holds room {holder}, not {self._room}"
+            )
+        if size_bytes > self._wanted_bytes:
+            raise InvalidArgumentError(
+                f"metadata has {size_bytes} bytes, expected at most {self._wanted_bytes}"
             )
         begin = METADATA_HEADER_BYTES
         content: bytes = self._slot.memory[begin : begin + size_bytes].tobytes()
