@@ -6,10 +6,12 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kvxfer import PackBufferLayout, PackPlan, PageTable, Relayout, Segment
 from kvxfer.transfer import RoomState
 from kvxfer.transfer.copies import HostCopies
+from kvxfer.transfer.messages import Request, decode_frame, encode_frame
 from support.transfer_world import Transfer, World
 
 
@@ -116,6 +118,37 @@ def test_a_long_reason_reaches_receivers_that_ask_later() -> None:
     world.poll(4)
     assert receiver.state is RoomState.FAILED
     assert str(receiver.error).count("why") == 1024
+
+
+def test_a_reason_without_utf8_bytes_reaches_the_receivers() -> None:
+    """As the text of an OSError about a file whose name is not UTF-8."""
+    world = World()
+    transfer = Transfer(world, [world.add("p0")], [world.add("d0")], 8)
+    transfer.open()
+    world.poll(4)
+    transfer.senders[0].abort("no such file: caf\udce9")
+    world.poll(2)
+    assert "no such file: caf?" in str(transfer.receivers[0].error)
+
+
+def test_a_request_whose_sizes_overflow_is_refused() -> None:
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+
+    def rewrite(frame: bytes) -> bytes:
+        identity, message = decode_frame(frame)
+        if isinstance(message, Request):
+            state = [structs.replace(message.state[0], row_bytes=2**62, row_count=2**62)]
+            message = structs.replace(message, state=state)
+        return encode_frame(identity, message)
+
+    world.hub.rewrite = rewrite
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open(state=[destination.state_component("ssm", 0, 16)])
+    world.finish(*transfer.rooms)
+    assert transfer.senders[0].error is not None
+    assert transfer.senders[0].error.kind == "refused"
+    world.check_idle()
 
 
 def test_an_engine_event_that_raises_fails_its_room_alone() -> None:

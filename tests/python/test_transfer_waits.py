@@ -228,6 +228,26 @@ def test_copies_may_be_enqueued_like_on_a_stream() -> None:
     world.check_idle()
 
 
+def test_a_drain_expires_once_however_long_an_unpack_takes() -> None:
+    world = World()
+    copies = DeferredCopies()
+    source, destination = world.add("p0"), world.add("d0", copies=copies)
+    transfer = Transfer(world, [source], [destination], 8, landing="landing")
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(copies.waiting) == 1)
+    transfer.receivers[0].abort()
+    for _ in range(4):
+        world.clock.advance(OPTIONS.drain_deadline_s)
+        world.poll(2)
+    assert transfer.receivers[0].pages_held, "the unpack may still write them"
+    assert destination.manager.counters["drains_expired"] == 1
+    copies.run_one()
+    world.poll(2)
+    assert not transfer.receivers[0].pages_held
+    world.check_idle()
+
+
 def test_an_unpack_under_way_keeps_pages_and_region_after_a_failure() -> None:
     world = World()
     unpacks = DeferredCopies()

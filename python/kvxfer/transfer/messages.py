@@ -35,6 +35,7 @@ __all__ = [
     "Refused",
     "Request",
     "Want",
+    "clipped",
     "decode_frame",
     "encode_frame",
 ]
@@ -49,7 +50,8 @@ _HEAD = struct.Struct("<4sHQ")
 
 Int: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 RoomId: TypeAlias = Annotated[int, Meta(ge=1)]
-Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+_MAX_TEXT = 4096
+Text: TypeAlias = Annotated[str, Meta(max_length=_MAX_TEXT)]
 
 
 class Hello(Struct, tag="hello", forbid_unknown_fields=True, frozen=True):
@@ -191,6 +193,17 @@ class Identity:
                 raise InvalidArgumentError(
                     f"{what} {text!r:.80} is not 1 to {limit} characters of printable ASCII"
                 )
+
+
+def clipped(text: str) -> str:
+    r"""Return a text that may be sent: not too long, and without what UTF-8 has no bytes for.
+
+    Examples
+    --------
+    >>> clipped("no such file: caf\udce9")
+    'no such file: caf?'
+    """
+    return text[:_MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
 
 
 def encode_frame(identity: Identity, message: Message, version: int = PROTOCOL_VERSION) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvxfer import Error, InvalidArgumentError, PoolLayout
 from kvxfer.transfer.mailer import Mailer
-from kvxfer.transfer.messages import Hello, Identity, Ping, Pong, Refused
+from kvxfer.transfer.messages import Hello, Identity, Ping, Pong, Refused, clipped
 from kvxfer.transfer.options import TransferOptions
 from kvxfer.transfer.terms import Pair
 from kvxfer.transports.protocol import RegionTable, Transport
@@ -295,7 +295,7 @@ class PeerTable:
                 self._mailer.forget(link.address)
 
     def _refuse(self, identity: Identity, reason: str) -> None:
-        self._mailer.send(identity.address, Refused(reason[:4096]))
+        self._mailer.send(identity.address, Refused(clipped(reason)))
         self._mark_refused(identity.address, f"hello of {identity.name}: {reason}")
 
     def _mark_refused(self, address: str, reason: str) -> None:

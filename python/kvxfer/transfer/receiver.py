@@ -13,7 +13,7 @@ from kvxfer.transfer.asking import Wanted, agree_with_all, request_to
 from kvxfer.transfer.completion import Completion
 from kvxfer.transfer.copies import start
 from kvxfer.transfer.landing import Region, RegionHolder
-from kvxfer.transfer.messages import Abort, Credit
+from kvxfer.transfer.messages import Abort, Credit, clipped
 from kvxfer.transfer.metadata import MetadataInbox
 from kvxfer.transfer.peers import Link, LinkState, Peer
 from kvxfer.transfer.room import ActiveTime, Room, RoomResult, RoomState
@@ -200,6 +200,7 @@ class ReceiverRoom(Room):
             self._fail_missing(missing or self._sources[:1], message)
         elif (
             self._failed_at is not None
+            and not self.drain_expired
             and self.pages_held
             and self._clock() - self._failed_at > options.drain_deadline_s
         ):
@@ -366,7 +367,7 @@ class ReceiverRoom(Room):
                 room_generation=self.generation,
                 is_to_source=True,
                 kind=self.failure.kind[:32],
-                message=self.failure.message[:4096],
+                message=clipped(self.failure.message),
                 is_drained=False,
                 was_asked=source.was_asked,
             ),

@@ -24,6 +24,7 @@ from kvxfer.transfer.messages import (
     Refused,
     Request,
     Want,
+    clipped,
     decode_frame,
 )
 from kvxfer.transfer.peers import Peer, PeerTable
@@ -244,7 +245,7 @@ class Router:
             room_generation=request.room_generation,
             is_to_source=False,
             kind=kind,
-            message=message[:4096],
+            message=clipped(message),
             is_drained=True,
         )
         self._services.mailer.send(identity.address, abort)

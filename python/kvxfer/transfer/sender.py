@@ -12,7 +12,7 @@ from kvxfer.transfer.copies import Ready
 from kvxfer.transfer.destination import Destination
 from kvxfer.transfer.dispatch import Departures
 from kvxfer.transfer.flight import Outgoing
-from kvxfer.transfer.messages import Abort, Credit, Drained, Request
+from kvxfer.transfer.messages import Abort, Credit, Drained, Request, clipped
 from kvxfer.transfer.peers import Peer
 from kvxfer.transfer.room import ActiveTime, Room, RoomResult, RoomState
 from kvxfer.transfer.send_queue import Send, SendQueue, check_extras
@@ -72,7 +72,7 @@ class SenderRoom(Room):
         state : sequence of StateComponent
             State of the request, read after all rows have arrived. With the final send only.
         metadata : bytes, optional
-            At most ``metadata_slot_bytes`` of the receiver. With the final send only.
+            At most the ``metadata_bytes`` that the receiver gave. With the final send only.
         ready : object with ``query()``, optional
             Asked before any row of this send is read; for instance a CUDA event.
 
@@ -161,7 +161,7 @@ class SenderRoom(Room):
             self._asked_count += 1
         try:
             self._destinations.append(self._checked_destination(peer, request))
-        except Error as error:
+        except (Error, OverflowError) as error:
             self._refuse(peer, request, str(error))
             return
         self.touch()
@@ -312,7 +312,7 @@ class SenderRoom(Room):
                 room_generation=request.room_generation,
                 is_to_source=False,
                 kind="refused",
-                message=message[:4096],
+                message=clipped(message),
                 is_drained=True,
             ),
         )
@@ -360,7 +360,7 @@ class SenderRoom(Room):
                 room_generation=room_generation,
                 is_to_source=False,
                 kind=self.failure.kind[:32],
-                message=self.failure.message[:4096],
+                message=clipped(self.failure.message),
                 is_drained=is_drained,
             ),
         )
