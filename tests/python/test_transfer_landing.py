@@ -98,6 +98,22 @@ def test_a_region_without_more_to_send_serves_those_that_wait() -> None:
         pool.release(one, regions[0])
 
 
+def test_a_second_region_of_a_source_with_one_more_segment_is_ahead_of_need() -> None:
+    """Four sources each have two segments and then nothing for long: two of four regions stay."""
+    pool, _ = pool_of(4)
+    log: list[tuple[str, list[int]]] = []
+    for name in "abcd":
+        one = holder(log, name)
+        pool.want(one, 0)
+        for has_more in (True, False):
+            region = next(r for r in one.held.values() if not r.has_landed)
+            pool.landed(region)
+            pool.renew(one, region, has_more=has_more)
+    assert pool.held_count == 2
+    pool.want(holder(log, "e"), 0)
+    assert log[-1][0] == "e"
+
+
 def test_a_want_that_crosses_a_grant_changes_nothing() -> None:
     pool, regions = pool_of(4)
     log: list[tuple[str, list[int]]] = []

@@ -123,13 +123,14 @@ class LandingPool:
             self._free.appendleft(region)
             self._wanting.pop(holder, None)
             granted = [self._grant(holder, is_idle=False)]
-            while self._free and not self._wanting and len(holder.held) < self._depth:
-                granted.append(self._grant(holder, is_idle=False))
+            # One segment is known to follow. What it may have beyond that is ahead of need.
+            while self._may_grant_ahead and not self._wanting and len(holder.held) < self._depth:
+                granted.append(self._grant(holder, is_idle=True))
             holder.on_grant(granted)
             return
         self._free.append(region)
         self._serve()
-        if not holder.held and self._free and self._idle_count < self._idle_limit:
+        if not holder.held and self._may_grant_ahead:
             holder.on_grant([self._grant(holder, is_idle=True)])
 
     def release(self, holder: RegionHolder, region: Region) -> None:
@@ -148,6 +149,10 @@ class LandingPool:
         """Leave the queue."""
         self._wanting.pop(holder, None)
         self._waiting.pop(holder, None)
+
+    @property
+    def _may_grant_ahead(self) -> bool:
+        return bool(self._free) and self._idle_count < self._idle_limit
 
     def _take_back(self, holder: RegionHolder, region: Region) -> None:
         if holder.held.pop(region.index, None) is not region:
@@ -169,6 +174,6 @@ class LandingPool:
         while self._free and self._wanting:
             holder, _ = self._wanting.popitem(last=False)
             holder.on_grant([self._grant(holder, is_idle=False)])
-        while self._free and self._waiting and self._idle_count < self._idle_limit:
+        while self._waiting and self._may_grant_ahead:
             holder, _ = self._waiting.popitem(last=False)
             holder.on_grant([self._grant(holder, is_idle=True)])
