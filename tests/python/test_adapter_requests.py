@@ -248,7 +248,7 @@ def test_late_notifications_change_nothing(manual: Site) -> None:
     job.wait()
     job.receivers[0].clear()
     metadata = destination.metadata.copy()
-    again = Job([source], [destination], 13, room=6, seed=3, item=2).open()
+    again = Job([source], [destination], 13, seed=3, item=2).open()
     wire.repeat(0)
     wire.deliver()
     wait_until(lambda: held(destination).get("receiver_rooms") == 1)
