@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from operator import attrgetter, methodcaller
 
@@ -66,6 +68,37 @@ def test_a_worker_that_ends_early_is_named(crew: Crew) -> None:
     with pytest.raises(TransferError, match="the process ended") as caught:
         worker.receive("fact", START_S)
     assert caught.value.peer == "short rank"
+
+
+def test_a_worker_that_is_gone_is_named_by_a_send_as_well(crew: Crew) -> None:
+    worker = crew.start("killed rank", methodcaller("receive", "setup", START_S))
+    (process,) = crew.processes
+    process.kill()
+    process.join(START_S)
+    for send in (lambda: worker.send("setup"), lambda: worker.send_memory(np.zeros(4, np.uint8))):
+        with pytest.raises(TransferError, match="the process ended") as caught:
+            send()
+        assert (caught.value.kind, caught.value.peer) == ("peer_lost", "killed rank")
+
+
+def test_a_send_says_what_the_worker_said_before_it_ended(crew: Crew) -> None:
+    worker = crew.start("late rank", methodcaller("receive", "nothing", 0.01))
+    (process,) = crew.processes
+    process.join(START_S)
+    with pytest.raises(TransferError, match="DeadlineError: expected 'nothing'"):
+        worker.send("setup")
+
+
+def test_workers_leave_an_interrupt_to_their_parent(crew: Crew) -> None:
+    worker = crew.start("rank", methodcaller("receive", "nothing", START_S))
+    (process,) = crew.processes
+    assert process.pid is not None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    os.kill(process.pid, signal.SIGINT)
+    worker.send("something else")
+    with pytest.raises(TransferError, match="expected 'nothing', got 'something else'"):
+        worker.receive("fact", START_S)
+    assert signal.SIGINT not in before, "only the worker starts with interrupts blocked"
 
 
 def test_a_silent_worker_is_named_and_ended() -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -37,12 +39,24 @@ class Wire:
         self.peer = peer
 
     def send(self, name: str, value: Any = None) -> None:
-        """Send a named plain value."""
-        self.connection.send((name, value))
+        """Send a named plain value.
+
+        Raises
+        ------
+        TransferError
+            If the peer ended or failed, with what it said.
+        """
+        try:
+            self.connection.send((name, value))
+        except ConnectionError as error:
+            raise self._loss() from error
 
     def send_memory(self, memory: Bytes) -> None:
-        """Send the bytes of an array."""
-        self.connection.send_bytes(memory.data)
+        """Send the bytes of an array; raises as ``send`` does."""
+        try:
+            self.connection.send_bytes(memory.data)
+        except ConnectionError as error:
+            raise self._loss() from error
 
     def receive(self, name: str, deadline_s: float) -> Any:
         """Receive the value of that name.
@@ -92,6 +106,14 @@ class Wire:
     def note(self, value: Any) -> None:
         """Send how far the work is; nothing is lost where nobody listens."""
         self.send(_NOTE, value)
+
+    def _loss(self) -> TransferError:
+        """Return why the peer is gone: what it said before it ended, if it said anything."""
+        try:
+            while True:
+                self.receive_either(_NOTE)
+        except TransferError as error:
+            return error
 
     def _receive_any(self) -> tuple[str, Any]:
         try:
@@ -144,7 +166,8 @@ class Crew:
         process = self._context.Process(
             target=_run_worker, args=(theirs, entry), name=f"kvxfer demo {name}", daemon=True
         )
-        process.start()
+        with _without_interrupts():
+            process.start()
         theirs.close()
         wire = Wire(ours, name)
         self.processes.append(process)
@@ -188,15 +211,28 @@ class Crew:
         return [values[index] for index in range(len(self._wires))]
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let a process that starts here leave Ctrl-C to its parent, which ends its workers.
+
+    A worker that a terminal interrupts beside its parent would print a traceback of its own, from
+    wherever its imports were.
+    """
+    resource_tracker.ensure_running()  # it would lift the block when it starts with a worker
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _run_worker(connection: Connection, entry: Entry) -> None:
     """Run a worker; a failure goes to the parent, in words where it is one that has words."""
     wire = Wire(connection, "parent")
     try:
         entry(wire)
-    except KeyboardInterrupt:
-        return
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         said = words if isinstance(error, Error) else f"failed:\n{traceback.format_exc()}"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TransferError):
             wire.send(_FAILED, said)
