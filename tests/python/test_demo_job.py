@@ -72,6 +72,12 @@ def test_synthetic_job_holds_with_landing_regions() -> None:
     assert report.posted_writes == report.writes.landing + 3
 
 
+def test_job_holds_where_a_rank_has_less_than_a_page() -> None:
+    report = run_synthetic(destination_ranks=7, tokens=256)
+    assert failed(report) == []
+    assert "control, two whole rows exchanged" in [c.name for c in report.comparisons]
+
+
 def test_job_of_one_rank_needs_no_pack_buffer() -> None:
     report = run_synthetic(destination_ranks=1)
     assert failed(report) == []
@@ -197,7 +203,9 @@ def test_missing_modules_mean_generated_rows_and_are_named(
         ({"destination_ranks": 0}, "destination_ranks: expected 1 to 64, got 0"),
         ({"destination_ranks": 65}, "destination_ranks: expected 1 to 64, got 65"),
         ({"transport": "pigeon"}, r"transport: expected one of .*loopback.*got 'pigeon'"),
-        ({"tokens": 255}, "tokens: expected at least 256, got 255"),
+        ({"transport": "."}, r"transport: expected one of .*got '\.'"),
+        ({"tokens": 255}, "tokens: expected 256 to 262144, got 255"),
+        ({"tokens": 10**24}, f"tokens: expected 256 to 262144, got {10**24}"),
         ({"model": "other"}, "model: expected auto, real or synthetic, got 'other'"),
     ],
 )
@@ -228,7 +236,7 @@ def test_command_prints_one_json_object() -> None:
 def test_command_refuses_in_one_line() -> None:
     done = call_demo("--model", "synthetic", "--tokens", "3")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "kvxfer demo: tokens: expected at least 256, got 3"
+    assert done.stderr.splitlines()[-1] == "kvxfer demo: tokens: expected 256 to 262144, got 3"
 
 
 def test_progress_is_a_bar_on_a_terminal() -> None:

@@ -57,7 +57,9 @@ class DemoOptions:
     landing: LandingMode = "auto"
 
     def __post_init__(self) -> None:
-        if "." not in self.transport and self.transport not in transports.available():
+        parts = self.transport.split(".")
+        is_module_path = len(parts) > 1 and all(map(str.isidentifier, parts))
+        if not is_module_path and self.transport not in transports.available():
             raise InvalidArgumentError(
                 f"transport: expected one of {', '.join(transports.available())}, or the dotted "
                 f"path of a module, got {self.transport!r}"

@@ -67,6 +67,8 @@ class ModelSubject:
         self.tokens = check_tokens(DEFAULT_TOKENS if tokens is None else tokens)
         model.prepare_torch()
         self._model, self._tokenizer = model.load_weights(model.find_weights())
+        window_tokens = int(self._model.config.max_position_embeddings)
+        check_tokens(self.tokens, window_tokens - _GENERATED_TOKENS)
         model.save_model(self._model, folder)
         self._prompt = make_prompt(self._tokenizer.encode, self.tokens)
         self._folder = folder

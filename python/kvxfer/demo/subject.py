@@ -21,6 +21,7 @@ from kvxfer.demo.geometry import PlaneSpec, Rows
 
 DEFAULT_TOKENS = 6000
 LEAST_TOKENS = 256
+MOST_TOKENS = 1 << 18  # each of several processes holds all rows: 1 GiB of generated ones
 
 
 class Producer(Protocol):
@@ -181,8 +182,10 @@ def choose_subject(kind: str, tokens: int | None, folder: Path) -> Subject:
     return SyntheticSubject(tokens, f"no real model: no module {', '.join(missing)} installed")
 
 
-def check_tokens(tokens: int) -> int:
-    """Refuse requests that are too short to be cut into segments."""
-    if tokens < LEAST_TOKENS:
-        raise InvalidArgumentError(f"tokens: expected at least {LEAST_TOKENS}, got {tokens}")
+def check_tokens(tokens: int, most_tokens: int = MOST_TOKENS) -> int:
+    """Refuse requests that are too short to be cut into segments, or too long for the subject."""
+    if not LEAST_TOKENS <= tokens <= most_tokens:
+        raise InvalidArgumentError(
+            f"tokens: expected {LEAST_TOKENS} to {most_tokens}, got {tokens}"
+        )
     return tokens

@@ -203,8 +203,9 @@ def _compare_damaged_bytes(
     shard, others = shards[-1], shards[:-1]
     segment = segments[len(segments) // 2]
     tokens = segments[-1].end
+    last_row = len(shard.geometry.positions(0, tokens)) - 1
     by_rows = {
-        "two whole rows exchanged": damage.swap_rows(shard, (1, shard.geometry.page_size)),
+        "two whole rows exchanged": damage.swap_rows(shard, (0, last_row)),
         "a page shifted by a row": damage.shift_page(shard, 0),
         "a segment missing": damage.drop_segment(
             shard, (segment.begin, segment.end), DESTINATION_POISON
