@@ -69,6 +69,29 @@ def test_a_reader_that_goes_away() -> None:
     assert process.wait(TIMEOUT_SECONDS) == 141
 
 
+def test_a_closed_input_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["plan", "-"]) == 2
+    line = "kvxfer plan: standard input: got a closed one, expected JSON\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_an_output_that_is_full_is_named_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvxfer", "plan", "-"],
+            input=json.dumps(request()),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "kvxfer plan: OSError: [Errno 28] No space left on device\n"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -257,6 +257,23 @@ def test_shardings_without_a_common_grid() -> None:
     )
 
 
+def test_a_plan_that_would_not_fit_memory_is_refused() -> None:
+    given = request(
+        page_size=1,
+        source={"ranks": 256},
+        destination={"ranks": 255},
+        prefix=0,
+        tokens=1 << 18,
+        source_pages=list(range(1 << 10)),
+        destination_pages=list(range(1 << 11)),
+        max_tokens=256,
+    )
+    assert refusal_of(given) == (
+        "max_tokens: got 1024 segments of 65280 pairs of ranks, "
+        "expected at most 1048576 entries in all"
+    )
+
+
 def test_longer_page_lists_are_fine() -> None:
     longer = request(source_pages=[5, 2, 6, 0, 9, 8, 7, 11, 12], destination_pages=[7, 3, 1, 9])
     assert plan_of(longer) == plan_of(request())

@@ -75,10 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_OUTPUT_CLOSED
+    except (OSError, MemoryError) as error:  # such as a full disk behind standard output
+        print(f"kvxfer {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        _drop_output()
+        return EXIT_FAILED
     return status
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from failing once more when it flushes standard output at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_from_top_level(words: list[str]) -> NoReturn:

@@ -26,7 +26,7 @@ from kvxfer import (
     split_segments,
 )
 from kvxfer.cli.json_input import InputError, parse_json, shown
-from kvxfer.cli.plan_request import PlanRequest, Side, parse_request
+from kvxfer.cli.plan_request import MAX_ENTRIES, PlanRequest, Side, parse_request
 
 EXIT_BAD_INPUT = 2
 
@@ -96,7 +96,8 @@ def build_plan(request: PlanRequest) -> dict[str, object]:
     Raises
     ------
     InputError
-        If ``max_tokens`` gives no capacity, or the two shardings are not supported together.
+        If ``max_tokens`` gives no capacity or too many segments, or the two shardings are not
+        supported together.
     """
     pairs = _pairs(request)
     capacity = _capacity(request, pairs)
@@ -112,6 +113,9 @@ def build_plan(request: PlanRequest) -> dict[str, object]:
             capacity_tokens=capacity,
         )
     ]
+    if len(segments) * len(pairs) > MAX_ENTRIES:
+        got = f"{len(segments)} segments of {len(pairs)} pairs of ranks"
+        raise InputError("max_tokens", got, f"at most {MAX_ENTRIES} entries in all")
     by_pair = [_pair_entries(request, pair, segments) for pair in pairs]
     return {
         "capacity": capacity,
@@ -129,6 +133,8 @@ def build_plan(request: PlanRequest) -> dict[str, object]:
 
 def _read(name: str) -> str:
     field = "FILE" if name != "-" else "standard input"
+    if name == "-" and getattr(sys, "stdin", None) is None:
+        raise InputError(field, "a closed one", "JSON")
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except (OSError, ValueError) as error:
@@ -142,8 +148,8 @@ def _read(name: str) -> str:
 
 
 def _pairs(request: PlanRequest) -> list[_Pair]:
-    sources = _ranks(request.source, 0)
-    destinations = _ranks(request.destination, request.prefix)
+    sources = _ranks(request.source, 0, request.tokens)
+    destinations = _ranks(request.destination, request.prefix, request.tokens)
     try:
         pairs = [
             _Pair(i, j, Relayout(source, destination), source_table, destination_table)
@@ -156,14 +162,15 @@ def _pairs(request: PlanRequest) -> list[_Pair]:
     return [pair for pair in pairs if pair.relayout.shares_tokens()]
 
 
-def _ranks(side: Side, first_position: int) -> list[tuple[PoolLayout, PageTable]]:
+def _ranks(side: Side, first_position: int, tokens: int) -> list[tuple[PoolLayout, PageTable]]:
     page_count = side.page_count
     ranks = []
     for rank, pages in enumerate(side.pages):
         layout = PoolLayout(side.page_size, page_count, [_ROW_PLANE], sharding=side.sharding(rank))
+        needed = side.needed_pages(rank, first_position, tokens)  # a longer list is one per rank
         table = PageTable(
             layout,
-            np.array(pages, dtype=np.int64),
+            np.array(pages[:needed], dtype=np.int64),
             first_position=first_position,
             plane_addresses=[_BASE_ADDRESS],
         )

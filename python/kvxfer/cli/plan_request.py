@@ -22,6 +22,7 @@ MAX_ROW_BYTES = 1 << 30
 # A plan lists every row of every pair: what would not fit memory is refused before it is begun.
 MAX_LISTED_TOKENS = 1 << 24
 MAX_PAIRS = 1 << 16
+MAX_ENTRIES = 1 << 20
 
 _REQUIRED = (
     "page_size",
@@ -52,7 +53,13 @@ class Side:
     @property
     def page_count(self) -> int:
         """Pages of the smallest pool that has these page ids."""
-        return 1 + max((page for pages in self.pages for page in pages), default=0)
+        lists = {id(pages): pages for pages in self.pages}  # often one for all ranks
+        return 1 + max(max(pages, default=0) for pages in lists.values())
+
+    def needed_pages(self, rank: int, first_position: int, tokens: int) -> int:
+        """Pages of one rank that hold its rows in [first_position, tokens)."""
+        row_count = self.sharding(rank).local_count(first_position, tokens)
+        return -(-row_count // self.page_size)
 
     @property
     def widened_page_tokens(self) -> int:
@@ -212,9 +219,9 @@ def _expect_cover(side: Side, field: str, first: int, prefix: int, tokens: int) 
         sharding = side.sharding(rank)
         if sharding.local_count(prefix, tokens) == 0:
             continue
-        row_count = sharding.local_count(first, tokens)
-        needed = -(-row_count // side.page_size)
+        needed = side.needed_pages(rank, first, tokens)
         if len(pages) < needed:
+            row_count = sharding.local_count(first, tokens)
             rows = f"the {row_count} rows of rank {rank} in positions [{first}, {tokens})"
             got = f"{len(pages)} pages"
             raise InputError(
