@@ -186,9 +186,15 @@ inline RandomPlan random_plan(std::uint64_t seed) {
 
   const std::int64_t layers = random.between(1, 3);
   auto shapes = detail::random_shapes(random, layers, has_heads, source.head_ranks > 1);
-  if (random.once_in(3)) {  // a draft: every destination rank keeps all of it
-    const bool at_source = source.ranks > 1 && (destination.ranks > 1 || random.once_in(2));
-    shapes.push_back({layers, PlaneKind::kValue, 3, source.head_ranks > 1, at_source, true});
+  const bool keeps_all = source.ranks > 1 && (destination.ranks > 1 || random.once_in(2));
+  if (random.once_in(3))  // a draft: every destination rank keeps all of it
+    shapes.push_back({layers, PlaneKind::kValue, 3, source.head_ranks > 1, keeps_all, true});
+  if (random.once_in(3)) {  // and of the index planes
+    for (detail::PlaneShape& shape : shapes) {
+      if (shape.kind != PlaneKind::kIndexKey && shape.kind != PlaneKind::kIndexScale) continue;
+      shape.is_replicated_at_source = keeps_all;
+      shape.is_replicated_at_destination = true;
+    }
   }
   if (random.once_in(5))
     shapes[static_cast<std::size_t>(random.between(0, layers - 1))].is_replicated_at_source = true;
