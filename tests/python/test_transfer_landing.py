@@ -188,6 +188,29 @@ def test_a_send_while_the_only_granted_region_is_written_gets_another(region_cou
     world.check_idle()
 
 
+def test_a_region_that_is_granted_before_the_source_opens_the_room_is_not_lost() -> None:
+    world = World(tick_s=0.001)
+    source, destination = world.add("p0"), world.add("d0", landing_region_count=2)
+    first, second = (
+        Transfer(world, [source], [destination], 8, room=room, landing="landing") for room in (1, 2)
+    )
+    second.destination_pages = [replace(second.destination_pages[0], ids=[30, 31])]
+    first.open()
+    second.receivers.append(
+        destination.manager.open_receiver(2, [source.address], [30, 31], end=8, landing="landing")
+    )
+    world.poll(4)
+    first.send(8, is_final=True)
+    world.finish(*first.rooms)
+    world.poll(2)
+    assert destination.manager.counters["landing_regions_held"] == 1
+    second.senders.append(source.manager.open_sender(2))
+    second.send(8, is_final=True)
+    world.finish(*second.rooms)
+    assert second.receivers[0].state is RoomState.SUCCESS
+    world.check_idle()
+
+
 def test_rooms_that_hold_each_others_regions_both_end() -> None:
     """Two receivers with one region each; two rooms of two sources want both, in crossed order."""
     world = World(tick_s=0.001)

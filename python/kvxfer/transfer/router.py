@@ -8,6 +8,8 @@ not fit a room fails that room.
 
 import logging
 
+from msgspec import structs
+
 from kvxfer.transfer.completion import BadCompletionError, Completion
 from kvxfer.transfer.early import EarlyStore
 from kvxfer.transfer.messages import (
@@ -218,7 +220,7 @@ class Router:
         if failure is not None:
             self._refuse(identity, request, failure.message, failure.kind)
             return
-        self._forget_early(identity, request.room, None)
+        self._take_early(identity, request.room, None)
         self.early_asks.put(request.room, (identity, request))
 
     def _request(self, room: SenderRoom, identity: Identity, request: Request) -> None:
@@ -256,10 +258,17 @@ class Router:
                 room.on_want(source, want.grant_count)
 
     def _take_credit(self, identity: Identity, credit: Credit) -> None:
+        """Give regions to the room, or to the request that waits for the room to open."""
         for room in self.senders.of_id(credit.room):
             destination = room.destination(identity.name, credit.room_generation)
-            if destination is not None and not room.state.is_over:
-                room.on_credit(destination, credit)
+            if destination is not None:
+                if not room.state.is_over:
+                    room.on_credit(destination, credit)
+                return
+        for asker, ask in self._take_early(identity, credit.room, credit.room_generation):
+            if isinstance(ask, Request):
+                more = structs.replace(ask, grants=[*ask.grants, *credit.grants])
+                self.early_asks.put(credit.room, (asker, more))
 
     def _take_abort_of_receiver(self, identity: Identity, abort: Abort) -> None:
         """End what the receiver gave up, and answer whether its writes are over.
@@ -277,8 +286,8 @@ class Router:
         )
         if self._peers.by_name(identity.name) is None:
             return
-        had_waited = self._forget_early(identity, abort.room, abort.room_generation)
-        if abort.was_asked and not had_waited:
+        waiting = self._take_early(identity, abort.room, abort.room_generation)
+        if abort.was_asked and not waiting:
             return
         active = self.senders.active(abort.room)
         if active is not None and active.state is RoomState.BOOTSTRAPPING:
@@ -309,15 +318,13 @@ class Router:
         else:
             room.on_completion(source, completion)
 
-    def _forget_early(self, identity: Identity, room: int, generation: int | None) -> bool:
-        """Drop what a peer sent early for a room: all of it, or one use of the room's id.
-
-        Return whether there was anything.
-        """
-        taken = self.early_asks.take(
+    def _take_early(
+        self, identity: Identity, room: int, generation: int | None
+    ) -> list[tuple[Identity, Request | Abort]]:
+        """Take what a peer sent early for a room: all of it, or one use of the room's id."""
+        return self.early_asks.take(
             room,
             lambda entry: (
                 entry[0].name == identity.name and generation in (None, entry[1].room_generation)
             ),
         )
-        return bool(taken)
