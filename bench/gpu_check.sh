@@ -31,7 +31,7 @@ failed=()
 run() {
   local name=$1 limit=$2 begin=$SECONDS
   shift 2
-  if timeout "$limit" "$@" >"$out/$name.log" 2>&1; then
+  if timeout "$limit" bash -euo pipefail -c '"$@"' _ "$@" >"$out/$name.log" 2>&1; then
     echo "ok     $name ($((SECONDS - begin)) s)"
   else
     echo "FAILED $name ($((SECONDS - begin)) s):"
@@ -59,6 +59,9 @@ assemble() {
   cp "$build"/python/bindings/_core.*.so "$build"/python/bindings/cuda/_cuda.*.so "$package/kvxfer/"
 }
 
+export build python package
+export -f configure build_bench assemble
+
 {
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
   nvcc --version | tail -n 2
@@ -77,7 +80,7 @@ run launch_builder_test 120 "$build/tests/cuda/launch_builder_test"
 run completion_test 60 "$build/tests/cuda/cuda_completion_test"
 run copy_rows_test 120 "$build/tests/cuda/cuda_copy_rows_test"
 run python_test 120 env PYTHONPATH="$package" PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest \
-  -q -p no:cacheprovider -o addopts= -o filterwarnings= -o timeout= -o timeout_method= \
+  -q -p no:cacheprovider --import-mode=importlib -W default \
   tests/python/test_cuda_door.py tests/python/test_cuda_copy_rows.py
 kernel_tests='*Boundary*:*BadPlan*:*FewMultiprocessors*'
 run memcheck 150 compute-sanitizer --tool memcheck --error-exitcode 1 \
@@ -87,7 +90,7 @@ run racecheck 150 compute-sanitizer --tool racecheck --error-exitcode 1 \
 
 run relayout_bench 240 "$build/relayout_bench" "$cells" few host
 run relayout_baselines 150 env PYTHONPATH="$package" PYTHONDONTWRITEBYTECODE=1 "$python" \
-  bench/relayout_baselines.py
+  -X faulthandler bench/relayout_baselines.py
 grep -h '^{' "$out/relayout_bench.log" "$out/relayout_baselines.log" >"$out/figures.jsonl" || true
 cat "$out/figures.jsonl"
 if grep -E '"(unpack_)?differing_bytes": [1-9]' "$out/figures.jsonl"; then

@@ -32,16 +32,16 @@ SAMPLES = 50
 
 @triton.jit  # type: ignore[misc]
 def row_gather(
-    planes: Any, rows: Any, out: Any, row_count: Any, ROW: tl.constexpr, BLOCK: tl.constexpr
+    planes: Any, rows: Any, out: Any, row_count: Any, row_words: tl.constexpr, block: tl.constexpr
 ) -> None:
     plane = tl.program_id(0)
     i = tl.program_id(1)
     source = tl.load(planes + plane).to(tl.pointer_type(out.dtype.element_ty))
     row = tl.load(rows + i)
-    offsets = tl.arange(0, BLOCK)
-    mask = offsets < ROW
-    values = tl.load(source + row * ROW + offsets, mask=mask)
-    target = (plane.to(tl.int64) * row_count + i) * ROW
+    offsets = tl.arange(0, block)
+    mask = offsets < row_words
+    values = tl.load(source + row * row_words + offsets, mask=mask)
+    target = (plane.to(tl.int64) * row_count + i) * row_words
     tl.store(out + target + offsets, values, mask=mask)
 
 
@@ -126,8 +126,8 @@ class Rig:
             rows,
             self.region(i, rank).view(word),
             rows.numel(),
-            ROW=words,
-            BLOCK=triton.next_power_of_2(words),
+            row_words=words,
+            block=triton.next_power_of_2(words),
         )
 
 

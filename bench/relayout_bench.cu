@@ -188,8 +188,8 @@ class Rig {
     std::vector<cuda::DeviceBuffer> keep;
     const Relayout whole(source_.layout, target.layout);
     const auto from = upload(whole.source_rows(0, cell_.tokens, table(i)), keep);
-    const auto to = upload(whole.destination_rows(0, cell_.tokens, target.tables[i % rotations_]),
-                           keep);
+    const auto to =
+        upload(whole.destination_rows(0, cell_.tokens, target.tables[i % rotations_]), keep);
     for (std::size_t p = 0; p < source_.addresses.size(); ++p) {
       count_differences<<<static_cast<unsigned>(cell_.tokens), 128>>>(
           reinterpret_cast<const std::uint8_t*>(source_.addresses[p]), from,
@@ -239,10 +239,9 @@ void run_cell(const Cell& cell) {
   const double pack = rig.pack_us();
   rig.stream().ref().synchronize();
   const auto differences = rig.check(1);
-  const double warm = kernel_us(rig.stream(), kSamples, rig.about_us(),
-                                [&](int) { rig.pack(0); });
-  const double warm_copy = kernel_us(rig.stream(), kSamples, rig.about_us(),
-                                     [&](int) { rig.copy(0); });
+  const double warm = kernel_us(rig.stream(), kSamples, rig.about_us(), [&](int) { rig.pack(0); });
+  const double warm_copy =
+      kernel_us(rig.stream(), kSamples, rig.about_us(), [&](int) { rig.copy(0); });
   const auto unpack = rig.unpack();
   std::printf(
       "{\"cell\": \"%s\", \"tokens\": %ld, \"ranks\": %ld, \"pages\": \"%s\", \"mib\": %.1f, "
@@ -292,11 +291,11 @@ void run_few() {
     const int samples = ctas < 8 ? 12 : 50;
     const double copy = kernel_us(rig.stream(), samples, 1e3, copy_kernel);
     const double pack = kernel_us(rig.stream(), samples, 1e3, [&](int i) { rig.pack(i, ctas); });
-    std::printf("{\"few\": \"%s\", \"tokens\": %ld, \"ctas\": %ld, \"copy_kernel_gb_per_s\": %.1f, "
-                "\"pack_gb_per_s\": %.1f}\n",
-                cell.workload.name.c_str(), cell.tokens, ctas,
-                gigabytes_per_second(rig.payload(), copy),
-                gigabytes_per_second(rig.payload(), pack));
+    std::printf(
+        "{\"few\": \"%s\", \"tokens\": %ld, \"ctas\": %ld, \"copy_kernel_gb_per_s\": %.1f, "
+        "\"pack_gb_per_s\": %.1f}\n",
+        cell.workload.name.c_str(), cell.tokens, ctas, gigabytes_per_second(rig.payload(), copy),
+        gigabytes_per_second(rig.payload(), pack));
     std::fflush(stdout);
   }
   std::printf("{\"few\": \"check\", \"differing_bytes\": %llu}\n", rig.check(1));
@@ -316,8 +315,7 @@ void run_host(const Cell& cell, bool is_one_rank) {
   const cuda::Event event;
   for (int i = 0; i < 300; ++i) {
     const auto enqueue = [&] {
-      cuda::pack_rows(rig.packer(), plan, rig.table(i), rig.buffer(i).span(),
-                      {rig.stream().ref()});
+      cuda::pack_rows(rig.packer(), plan, rig.table(i), rig.buffer(i).span(), {rig.stream().ref()});
     };
     double begin = now_us();
     enqueue();
@@ -338,12 +336,13 @@ void run_host(const Cell& cell, bool is_one_rank) {
     rig.stream().ref().synchronize();
     by_synchronize.push_back(now_us() - begin);
   }
-  std::printf("{\"host\": \"%s\", \"tokens\": %ld, \"ranks\": \"%s\", \"call_us\": %.2f, "
-              "\"ready_by_word_us\": %.2f, \"ready_by_event_us\": %.2f, "
-              "\"ready_by_synchronize_us\": %.2f}\n",
-              cell.workload.name.c_str(), cell.tokens,
-              is_one_rank ? "one" : std::to_string(cell.ranks).c_str(), median(call),
-              median(by_word), median(by_event), median(by_synchronize));
+  std::printf(
+      "{\"host\": \"%s\", \"tokens\": %ld, \"ranks\": \"%s\", \"call_us\": %.2f, "
+      "\"ready_by_word_us\": %.2f, \"ready_by_event_us\": %.2f, "
+      "\"ready_by_synchronize_us\": %.2f}\n",
+      cell.workload.name.c_str(), cell.tokens,
+      is_one_rank ? "one" : std::to_string(cell.ranks).c_str(), median(call), median(by_word),
+      median(by_event), median(by_synchronize));
   std::fflush(stdout);
 }
 
@@ -369,9 +368,10 @@ void run_floor() {
     stream.ref().synchronize();
     by_synchronize.push_back(now_us() - begin);
   }
-  std::printf("{\"floor\": \"empty kernel\", \"call_us\": %.2f, \"ready_by_word_us\": %.2f, "
-              "\"ready_by_synchronize_us\": %.2f}\n",
-              median(call), median(by_word), median(by_synchronize));
+  std::printf(
+      "{\"floor\": \"empty kernel\", \"call_us\": %.2f, \"ready_by_word_us\": %.2f, "
+      "\"ready_by_synchronize_us\": %.2f}\n",
+      median(call), median(by_word), median(by_synchronize));
 }
 
 /// Split, plan and enqueue a whole request through a ring of two buffers.
@@ -400,9 +400,10 @@ void run_request(std::int64_t ranks) {
       rig.stream().ref().synchronize();
     }
   }
-  std::printf("{\"request\": \"kimi-fp8\", \"tokens\": %ld, \"ranks\": %ld, \"segments\": 21, "
-              "\"enqueue_us\": %.1f, \"enqueue_with_words_us\": %.1f}\n",
-              kTokens, ranks, median(times), median(with_words));
+  std::printf(
+      "{\"request\": \"kimi-fp8\", \"tokens\": %ld, \"ranks\": %ld, \"segments\": 21, "
+      "\"enqueue_us\": %.1f, \"enqueue_with_words_us\": %.1f}\n",
+      kTokens, ranks, median(times), median(with_words));
   std::fflush(stdout);
 }
 

@@ -108,10 +108,15 @@ inline std::vector<Plane> planes_of(const Workload& workload, std::int64_t page_
   for (std::int64_t layer = 0; layer < workload.plane_count; ++layer) {
     planes.push_back({.layer = layer, .row_bytes = workload.row_bytes});
     if (!workload.has_index_pages) continue;
-    planes.push_back({.layer = layer, .kind = PlaneKind::kIndexKey, .row_bytes = 128,
+    planes.push_back({.layer = layer,
+                      .kind = PlaneKind::kIndexKey,
+                      .row_bytes = 128,
                       .page_stride_bytes = page_rows * 132});
-    planes.push_back({.layer = layer, .kind = PlaneKind::kIndexScale, .row_bytes = 4,
-                      .page_stride_bytes = page_rows * 132, .page_offset_bytes = page_rows * 128});
+    planes.push_back({.layer = layer,
+                      .kind = PlaneKind::kIndexScale,
+                      .row_bytes = 4,
+                      .page_stride_bytes = page_rows * 132,
+                      .page_offset_bytes = page_rows * 128});
   }
   return planes;
 }
@@ -119,8 +124,10 @@ inline std::vector<Plane> planes_of(const Workload& workload, std::int64_t page_
 inline std::shared_ptr<const PoolLayout> layout_of(const Workload& workload,
                                                    std::int64_t page_count, Sharding sharding) {
   return std::make_shared<const PoolLayout>(
-      PoolLayout::Spec{.page_size = kPageSize, .page_count = page_count,
-                       .planes = planes_of(workload, kPageSize), .sharding = sharding});
+      PoolLayout::Spec{.page_size = kPageSize,
+                       .page_count = page_count,
+                       .planes = planes_of(workload, kPageSize),
+                       .sharding = sharding});
 }
 
 inline DevicePool make_pool(const Workload& workload, std::int64_t tokens, std::int64_t rotations,

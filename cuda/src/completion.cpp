@@ -19,9 +19,9 @@ void* driver_entry_point(const char* name) {
   constexpr unsigned int kDriverVersion = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  cuda_check(cudaGetDriverEntryPointByVersion(name, &function, kDriverVersion, cudaEnableDefault,
-                                              &found),
-             "cudaGetDriverEntryPointByVersion");
+  cuda_check(
+      cudaGetDriverEntryPointByVersion(name, &function, kDriverVersion, cudaEnableDefault, &found),
+      "cudaGetDriverEntryPointByVersion");
   if (found != cudaDriverEntryPointSuccess) {
     throw UnsupportedError(kvxfer::detail::message("expected a driver with ", name,
                                                    ", got one without; use events instead"));

@@ -9,7 +9,8 @@ namespace kvxfer::cuda::detail {
 
 namespace {
 
-/// From the parameters when they hold the planes: a launch that starts on a cold cache saves a read.
+/// From the parameters when they hold the planes: a launch that starts on a cold cache saves a
+/// read.
 template <class Params>
 __device__ __forceinline__ PlaneEntry plane_of(const Params& params, std::uint32_t plane) {
   if constexpr (Params::kMaxPlanes > 0)
@@ -39,8 +40,7 @@ __device__ __forceinline__ Units units_of(const Tile& tile, const Band& band,
   const std::uint32_t row_units = plane.bytes >> log2_bytes;
   std::uint32_t multiplier = 0;
   if (tile.row_count > 1) {
-    multiplier =
-        log2_bytes == 4 ? plane.row_multiplier : (0x7fffffffU + row_units) / row_units;
+    multiplier = log2_bytes == 4 ? plane.row_multiplier : (0x7fffffffU + row_units) / row_units;
   }
   return {tile.row_count * row_units, row_units, multiplier, log2_bytes};
 }
@@ -129,9 +129,12 @@ __device__ __forceinline__ void copy_tile(const Params& params, const Tile& tile
     copy.template run<kThreads, kInFlight>();
   };
   switch (period_of(job)) {
-    case Period::kRow: return run.template operator()<Period::kRow>();
-    case Period::kCell: return run.template operator()<Period::kCell>();
-    case Period::kCells: return run.template operator()<Period::kCells>();
+    case Period::kRow:
+      return run.template operator()<Period::kRow>();
+    case Period::kCell:
+      return run.template operator()<Period::kCell>();
+    case Period::kCells:
+      return run.template operator()<Period::kCells>();
   }
 }
 
@@ -167,10 +170,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const PlaneEntry plane = plane_of(params, tile.plane);
     const Units units = units_of(tile, params.header.bands[tile.band], plane);
     switch (units.log2_bytes) {
-      case 0: copy_narrow<std::uint8_t, kDirection, kThreads>(params, tile, units); break;
-      case 1: copy_narrow<std::uint16_t, kDirection, kThreads>(params, tile, units); break;
-      case 2: copy_narrow<std::uint32_t, kDirection, kThreads>(params, tile, units); break;
-      case 3: copy_narrow<std::uint64_t, kDirection, kThreads>(params, tile, units); break;
+      case 0:
+        copy_narrow<std::uint8_t, kDirection, kThreads>(params, tile, units);
+        break;
+      case 1:
+        copy_narrow<std::uint16_t, kDirection, kThreads>(params, tile, units);
+        break;
+      case 2:
+        copy_narrow<std::uint32_t, kDirection, kThreads>(params, tile, units);
+        break;
+      case 3:
+        copy_narrow<std::uint64_t, kDirection, kThreads>(params, tile, units);
+        break;
       default:
         copy_tile<uint4, kDirection, kThreads, Shape::kVectors>(params, tile, plane, units);
     }
@@ -180,35 +191,38 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 template <class Shape, Direction kDirection, class Params>
 void launch_as(const Params& params, std::uint32_t ctas, StreamRef stream) {
   void* arguments[] = {const_cast<Params*>(&params)};
-  cuda_check(cudaLaunchKernel(
-                 reinterpret_cast<const void*>(&copy_rows_kernel<Params, kDirection, Shape>),
-                 dim3(std::min(ctas, params.header.item_count)), dim3(Shape::kThreads), arguments,
-                 0, stream.get()),
-             "cudaLaunchKernel of copy_rows");
+  cuda_check(
+      cudaLaunchKernel(reinterpret_cast<const void*>(&copy_rows_kernel<Params, kDirection, Shape>),
+                       dim3(std::min(ctas, params.header.item_count)), dim3(Shape::kThreads),
+                       arguments, 0, stream.get()),
+      "cudaLaunchKernel of copy_rows");
 }
 
 template <class Shape, class Params>
 void launch_in(const Params& params, Direction direction, std::uint32_t ctas, StreamRef stream) {
   switch (direction) {
-    case Direction::kPack: return launch_as<Shape, Direction::kPack>(params, ctas, stream);
-    case Direction::kUnpack: return launch_as<Shape, Direction::kUnpack>(params, ctas, stream);
-    case Direction::kCopy: return launch_as<Shape, Direction::kCopy>(params, ctas, stream);
+    case Direction::kPack:
+      return launch_as<Shape, Direction::kPack>(params, ctas, stream);
+    case Direction::kUnpack:
+      return launch_as<Shape, Direction::kUnpack>(params, ctas, stream);
+    case Direction::kCopy:
+      return launch_as<Shape, Direction::kCopy>(params, ctas, stream);
   }
 }
 
 template <class Params>
-void launch(const Params& params, Direction direction, const LaunchShape& shape,
-            StreamRef stream) {
+void launch(const Params& params, Direction direction, const LaunchShape& shape, StreamRef stream) {
   switch (shape.spread) {
-    case Spread::kWhole: return launch_in<WholeShape>(params, direction, shape.ctas, stream);
-    case Spread::kFew: return launch_in<FewShape>(params, direction, shape.ctas, stream);
+    case Spread::kWhole:
+      return launch_in<WholeShape>(params, direction, shape.ctas, stream);
+    case Spread::kFew:
+      return launch_in<FewShape>(params, direction, shape.ctas, stream);
   }
 }
 
 }  // namespace
 
-LaunchShape launch_shape(std::uint32_t multiprocessors, std::int64_t max_ctas,
-                         std::int64_t bytes) {
+LaunchShape launch_shape(std::uint32_t multiprocessors, std::int64_t max_ctas, std::int64_t bytes) {
   // The device hands out the blocks of a launch as others end, which balances it.
   constexpr std::uint32_t kUnbounded = 1U << 30;
   if (max_ctas == 0 || max_ctas >= multiprocessors)

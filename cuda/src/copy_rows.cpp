@@ -103,8 +103,8 @@ CopyTables::CopyTables(Relayout relayout, std::vector<std::int64_t> source_addre
     : relayout_(std::move(relayout)) {
   require_addresses(source_addresses, "source");
   require_addresses(destination_addresses, "destination");
-  planes_ = make_planes({&relayout_, 1}, std::move(source_addresses),
-                        std::move(destination_addresses));
+  planes_ =
+      make_planes({&relayout_, 1}, std::move(source_addresses), std::move(destination_addresses));
 }
 
 void pack_rows(const PackTables& tables, const PackPlan& plan, const PageTable& source,
@@ -137,7 +137,7 @@ void unpack_rows(const UnpackTables& tables, std::span<const LandedRegion> regio
   tables.planes().require_destination(destination);
   enqueue_all(tables.planes(), regions.size(), launch, [&](std::size_t i) {
     const auto index = static_cast<std::size_t>(regions[i].index);
-    return PairWork{&tables.relayouts()[index], index,   regions[i].segment,
+    return PairWork{&tables.relayouts()[index],          index,   regions[i].segment,
                     address_of(regions[i].bytes.data()), nullptr, &destination};
   });
 }

@@ -29,8 +29,7 @@ Slice slice_of(const PoolLayout& layout, std::span<const std::int64_t> addresses
 }
 
 std::uint32_t row_multiplier(std::int64_t row_units) {
-  return row_units == 0 ? 0
-                        : static_cast<std::uint32_t>((0x7fffffff + row_units) / row_units);
+  return row_units == 0 ? 0 : static_cast<std::uint32_t>((0x7fffffff + row_units) / row_units);
 }
 
 /// @throws UnsupportedError for a stride that does not fit 32 bits.
@@ -47,24 +46,25 @@ struct Addresses {
   std::span<const std::int64_t> destination;
 };
 
-/// The entries of one group, largest slices first.
+/// The entries of one group, smallest slices first: a launch should not end with what is mostly
+/// latency.
 std::vector<PlaneEntry> entries_of(const Relayout& relayout, const PlaneGroup& group,
                                    const Addresses& addresses) {
   std::vector<PlaneEntry> entries;
   std::int64_t prefix_bytes = 0;
   for (const PlanePair& pair : group.planes) {
-    const Slice from = slice_of(relayout.source(), addresses.source, pair.source_plane,
-                                pair.source_offset_bytes);
-    const Slice to = slice_of(relayout.destination(), addresses.destination,
-                              pair.destination_plane, pair.destination_offset_bytes);
-    entries.push_back(
-        {from.base, to.base, prefix_bytes, stride(from.page_stride), stride(from.row_stride),
-         stride(to.page_stride), stride(to.row_stride), static_cast<std::uint32_t>(pair.bytes),
-         static_cast<std::uint32_t>((from.bits() | to.bits() | pair.bytes) & 0xff),
-         row_multiplier(pair.bytes / 16), 0});
+    const Slice from =
+        slice_of(relayout.source(), addresses.source, pair.source_plane, pair.source_offset_bytes);
+    const Slice to = slice_of(relayout.destination(), addresses.destination, pair.destination_plane,
+                              pair.destination_offset_bytes);
+    entries.push_back({from.base, to.base, prefix_bytes, stride(from.page_stride),
+                       stride(from.row_stride), stride(to.page_stride), stride(to.row_stride),
+                       static_cast<std::uint32_t>(pair.bytes),
+                       static_cast<std::uint32_t>((from.bits() | to.bits() | pair.bytes) & 0xff),
+                       row_multiplier(pair.bytes / 16), 0});
     prefix_bytes += pair.bytes;
   }
-  std::ranges::stable_sort(entries, std::greater{}, &PlaneEntry::bytes);
+  std::ranges::stable_sort(entries, std::less{}, &PlaneEntry::bytes);
   return entries;
 }
 
@@ -104,6 +104,7 @@ std::vector<PlaneRun> runs_of(std::span<const PlaneEntry> entries) {
     if (!continues && runs.size() < kMaxSizes)
       runs.push_back({static_cast<std::uint32_t>(i), 0, entries[i].bytes});
     ++runs.back().plane_count;
+    runs.back().slice_bytes = entries[i].bytes;
   }
   return runs;
 }
@@ -135,8 +136,7 @@ PlaneArrays make_plane_arrays(std::span<const Relayout> relayouts,
     for (const PlaneGroup& group : relayout.groups()) {
       require_period(group.pattern);
       const bool is_one_cell = group.pattern.cells().size() == 1;
-      const auto entries =
-          entries_of(relayout, group, {source_addresses, destination_addresses});
+      const auto entries = entries_of(relayout, group, {source_addresses, destination_addresses});
       groups.push_back({shared_begin(arrays.planes, entries),
                         static_cast<std::uint32_t>(arrays.cells.size()),
                         is_one_cell ? 0 : static_cast<std::uint32_t>(group.pattern.cells().size()),
@@ -164,9 +164,8 @@ DevicePlanes::DevicePlanes(std::span<const Relayout> relayouts,
   int device = 0;
   int multiprocessors = 0;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
-  cuda_check(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-      "cudaDeviceGetAttribute");
+  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
   multiprocessors_ = static_cast<std::uint32_t>(multiprocessors);
   memory_ = DeviceBuffer(static_cast<std::int64_t>(image.size()));
   if (!image.empty()) {

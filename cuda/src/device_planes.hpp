@@ -32,8 +32,8 @@ struct PlaneArrays {
   struct Group {
     std::uint32_t plane_begin;
     std::uint32_t cell_begin;
-    std::uint32_t cell_count;  ///< 0: one cell, which the job's origins hold
-    std::vector<PlaneRun> runs;  ///< largest slices first
+    std::uint32_t cell_count;    ///< 0: one cell, which the job's origins hold
+    std::vector<PlaneRun> runs;  ///< smallest slices first
   };
 
   std::vector<PlaneEntry> planes;

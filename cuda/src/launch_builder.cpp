@@ -32,8 +32,8 @@ void require_rows(std::int64_t rows) {
 FastDivisor fast_divisor(std::int64_t divisor) {
   const auto d = static_cast<std::uint64_t>(divisor);
   const auto log2 = static_cast<std::uint32_t>(std::bit_width(d - 1));
-  return {u32(divisor),
-          static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + log2)) + d - 1) / d), log2};
+  return {u32(divisor), static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + log2)) + d - 1) / d),
+          log2};
 }
 
 /// Pages [first, last) of a table that hold the positions of a segment.
@@ -54,8 +54,7 @@ PageRange pages_of(const PageTable& table, const Segment& segment) {
 }
 
 /// Whether this work reads the page ids that the previous one brought.
-bool is_shared(std::span<const PairWork> work, std::size_t i,
-               const PageTable* PairWork::* side) {
+bool is_shared(std::span<const PairWork> work, std::size_t i, const PageTable* PairWork::* side) {
   return i > 0 && work[i].*side == work[i - 1].*side && work[i].segment == work[i - 1].segment;
 }
 

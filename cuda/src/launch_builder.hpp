@@ -55,7 +55,8 @@ struct Portion {
 /// @throws UnsupportedError for more than 2^31 rows in one launch.
 template <class Params>
 [[nodiscard]] bool build_launch(std::span<const PairWork> work, const Portion& portion,
-                                const ResidentTables& tables, std::int64_t tile_bytes, Params& params);
+                                const ResidentTables& tables, std::int64_t tile_bytes,
+                                Params& params);
 
 /// Packed bytes of the portion.
 [[nodiscard]] std::int64_t portion_bytes(std::span<const PairWork> work, const Portion& portion);

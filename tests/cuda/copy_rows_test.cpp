@@ -42,8 +42,7 @@ class DeviceCopier final : public RowCopier {
   }
 
   void copy(const Relayout& relayout, const Segment& segment, const Pool& source,
-            const Bytes& source_bytes, const Pool& destination,
-            Bytes& destination_bytes) override {
+            const Bytes& source_bytes, const Pool& destination, Bytes& destination_bytes) override {
     const auto from = to_device(source_bytes);
     const auto to = to_device(destination_bytes);
     const cuda::CopyTables tables(relayout, source.addresses(from.data()),
@@ -92,9 +91,10 @@ TEST_F(CudaCopyRows, ReadsAndWritesBeyondFourGibibytes) {
   constexpr std::int64_t kPageCount = 120'000;  // of 36,864 bytes: 4.1 GiB
   auto source = std::make_shared<const PoolLayout>(
       PoolLayout::Spec{.page_size = 64, .page_count = kPageCount, .planes = {{.row_bytes = 576}}});
-  auto target = std::make_shared<const PoolLayout>(PoolLayout::Spec{
-      .page_size = 64, .page_count = kPageCount, .planes = {{.row_bytes = 576}},
-      .sharding = Sharding(2, 1)});
+  auto target = std::make_shared<const PoolLayout>(PoolLayout::Spec{.page_size = 64,
+                                                                    .page_count = kPageCount,
+                                                                    .planes = {{.row_bytes = 576}},
+                                                                    .sharding = Sharding(2, 1)});
   const cuda::DeviceBuffer pool(source->plane_bytes(0));
   const cuda::DeviceBuffer landing(64 * 576);
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(pool.data()));
@@ -102,10 +102,10 @@ TEST_F(CudaCopyRows, ReadsAndWritesBeyondFourGibibytes) {
   const Bytes rows = random_bytes(2 * 64 * 576, 3);
   constexpr std::int64_t kPageBytes = 64 * 576;
   for (std::size_t page = 0; page < 2; ++page) {
-    cuda::cuda_check(cudaMemcpy(pool.data() + from.pages()[page] * kPageBytes,
-                                rows.data() + page * kPageBytes, kPageBytes,
-                                cudaMemcpyHostToDevice),
-                     "cudaMemcpy");
+    cuda::cuda_check(
+        cudaMemcpy(pool.data() + from.pages()[page] * kPageBytes, rows.data() + page * kPageBytes,
+                   kPageBytes, cudaMemcpyHostToDevice),
+        "cudaMemcpy");
   }
   const cuda::Stream stream;
   const PackBufferLayout layout({Relayout(source, target)}, 128);
@@ -217,8 +217,8 @@ TEST_F(CudaCopyRows, WaitsForTheEventOfTheForwardPass) {
                      "cudaMemcpyAsync");
   }
   written.record(forward.ref());
-  cuda::pack_rows(tables, layout.plan(scenario.segment()), pool.table(memory.data()),
-                  buffer.span(), {side.ref(), 0, written.get()});
+  cuda::pack_rows(tables, layout.plan(scenario.segment()), pool.table(memory.data()), buffer.span(),
+                  {side.ref(), 0, written.get()});
   side.ref().synchronize();
   Bytes got(expected.size());
   to_host(buffer, got);

@@ -25,8 +25,8 @@ class HostWalk final : public RowCopier {
   void pack(const PackBufferLayout& layout, const PackPlan& plan, const Pool& source,
             const Bytes& source_bytes, Bytes& buffer) override {
     const PageTable table = source.table(source_bytes.data());
-    const auto arrays = cuda::detail::make_plane_arrays(
-        layout.relayouts(), table.plane_addresses(), {});
+    const auto arrays =
+        cuda::detail::make_plane_arrays(layout.relayouts(), table.plane_addresses(), {});
     std::vector<PairWork> work;
     for (const PackRegion& region : plan.regions) {
       const auto index = static_cast<std::size_t>(region.index);
@@ -40,8 +40,7 @@ class HostWalk final : public RowCopier {
               const std::vector<Bytes>& regions, const Pool& destination,
               Bytes& destination_bytes) override {
     const PageTable table = destination.table(destination_bytes.data());
-    const auto arrays =
-        cuda::detail::make_plane_arrays(relayouts, {}, table.plane_addresses());
+    const auto arrays = cuda::detail::make_plane_arrays(relayouts, {}, table.plane_addresses());
     std::vector<PairWork> work;
     for (std::size_t i = 0; i < relayouts.size(); ++i)
       work.push_back({&relayouts[i], i, segment, address(regions[i].data()), nullptr, &table});
@@ -49,8 +48,7 @@ class HostWalk final : public RowCopier {
   }
 
   void copy(const Relayout& relayout, const Segment& segment, const Pool& source,
-            const Bytes& source_bytes, const Pool& destination,
-            Bytes& destination_bytes) override {
+            const Bytes& source_bytes, const Pool& destination, Bytes& destination_bytes) override {
     const PageTable from = source.table(source_bytes.data());
     const PageTable to = destination.table(destination_bytes.data());
     const auto arrays = cuda::detail::make_plane_arrays({&relayout, 1}, from.plane_addresses(),
@@ -113,9 +111,12 @@ class HostWalk final : public RowCopier {
                                                     std::uint32_t row) {
     using cuda::detail::Period;
     switch (period) {
-      case Period::kRow: return rows.at<Period::kRow>(row);
-      case Period::kCell: return rows.at<Period::kCell>(row);
-      case Period::kCells: return rows.at<Period::kCells>(row);
+      case Period::kRow:
+        return rows.at<Period::kRow>(row);
+      case Period::kCell:
+        return rows.at<Period::kCell>(row);
+      case Period::kCells:
+        return rows.at<Period::kCells>(row);
     }
     return {};
   }
@@ -179,21 +180,20 @@ std::int64_t any_tile_bytes(std::int64_t /*bytes*/) {
 }
 
 TEST(LaunchBuilder, RowOffsetsPassTwoGibibytes) {
-  auto layout = std::make_shared<const PoolLayout>(PoolLayout::Spec{
-      .page_size = 1, .page_count = 3'728'272, .planes = {{.row_bytes = 576}}});
+  auto layout = std::make_shared<const PoolLayout>(
+      PoolLayout::Spec{.page_size = 1, .page_count = 3'728'272, .planes = {{.row_bytes = 576}}});
   const Relayout relayout(layout, layout);
   const PageTable table(layout, {3'728'270, 3'728'271}, 0, {1024});
-  const auto arrays =
-      cuda::detail::make_plane_arrays({&relayout, 1}, table.plane_addresses(), {});
+  const auto arrays = cuda::detail::make_plane_arrays({&relayout, 1}, table.plane_addresses(), {});
   const std::vector<PairWork> work{{&relayout, 0, {0, 2, true}, 4096, &table, nullptr}};
   std::vector<std::uint64_t> offsets;
   cuda::detail::for_each_launch(
-      std::span(work), {arrays.planes.data(), arrays.cells.data(), arrays.planes, &arrays.groups}, any_tile_bytes,
-      [&](const auto& params, std::int64_t /*bytes*/) {
+      std::span(work), {arrays.planes.data(), arrays.cells.data(), arrays.planes, &arrays.groups},
+      any_tile_bytes, [&](const auto& params, std::int64_t /*bytes*/) {
         const auto tile = cuda::detail::tile_of(params, 0);
         for (std::uint32_t row = 0; row < 2; ++row) {
-          const auto addresses = HostWalk::addresses<Direction::kPack>(params, tile,
-                                                                       arrays.planes[0], row);
+          const auto addresses =
+              HostWalk::addresses<Direction::kPack>(params, tile, arrays.planes[0], row);
           offsets.push_back(addresses.source - 1024);
         }
       });
@@ -202,17 +202,18 @@ TEST(LaunchBuilder, RowOffsetsPassTwoGibibytes) {
 
 TEST(LaunchBuilder, RefusesMoreRowsThanALaunchNumbers) {
   constexpr std::int64_t kPageSize = std::int64_t{1} << 20;
-  auto layout = std::make_shared<const PoolLayout>(PoolLayout::Spec{
-      .page_size = kPageSize, .page_count = 4096, .planes = {{.row_bytes = 1}}});
+  auto layout = std::make_shared<const PoolLayout>(
+      PoolLayout::Spec{.page_size = kPageSize, .page_count = 4096, .planes = {{.row_bytes = 1}}});
   const Relayout relayout(layout, layout);
   std::vector<std::int64_t> pages(4096);
   std::iota(pages.begin(), pages.end(), 0);
   const PageTable table(layout, pages, 0, {1024});
   const auto arrays = cuda::detail::make_plane_arrays({&relayout, 1}, table.plane_addresses(), {});
-  const std::vector<PairWork> work{{&relayout, 0, {0, 4096 * kPageSize, true}, 4096, &table,
-                                    nullptr}};
+  const std::vector<PairWork> work{
+      {&relayout, 0, {0, 4096 * kPageSize, true}, 4096, &table, nullptr}};
   EXPECT_THROW(cuda::detail::for_each_launch(
-                   std::span(work), {arrays.planes.data(), arrays.cells.data(), arrays.planes, &arrays.groups},
+                   std::span(work),
+                   {arrays.planes.data(), arrays.cells.data(), arrays.planes, &arrays.groups},
                    any_tile_bytes, [](const auto&, std::int64_t) {}),
                UnsupportedError);
 }

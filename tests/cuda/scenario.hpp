@@ -59,8 +59,8 @@ struct Description {
   std::int64_t prefix_tokens = 0;  ///< where the tables start, lowered to each side's widened page
   std::int64_t begin = 0;
   std::int64_t end = 100;
-  std::int64_t base_skew_bytes = 0;    ///< added to every base
-  bool has_index_pages = false;        ///< keys and scales in one array of pages
+  std::int64_t base_skew_bytes = 0;  ///< added to every base
+  bool has_index_pages = false;      ///< keys and scales in one array of pages
   bool has_contiguous_pages = false;
   std::uint64_t seed = 1;
 };
@@ -184,8 +184,8 @@ class Scenario {
       const bool shares_array = pool.layout->planes()[i].kind == PlaneKind::kIndexScale;
       pool.plane_offsets.push_back(shares_array ? pool.plane_offsets.back()
                                                 : pool.bytes + description_.base_skew_bytes);
-      pool.bytes = (pool.plane_offsets.back() + pool.layout->plane_bytes(i) + kGuardBytes + 255) /
-                   256 * 256;
+      pool.bytes =
+          (pool.plane_offsets.back() + pool.layout->plane_bytes(i) + kGuardBytes + 255) / 256 * 256;
     }
   }
 
