@@ -11,7 +11,7 @@ from kvxfer import InvalidArgumentError, Sharding
 from kvxfer.transfer import RoomState, TransferOptions
 from kvxfer.transfer.completion import Completion
 from kvxfer.transfer.landing import LandingPool, Region, RegionHolder
-from support.deferred import DeferredCopies
+from support.deferred import DeferredCopies, Event
 from support.transfer_world import Transfer, World
 
 
@@ -208,6 +208,30 @@ def test_a_region_that_is_granted_before_the_source_opens_the_room_is_not_lost()
     second.send(8, is_final=True)
     world.finish(*second.rooms)
     assert second.receivers[0].state is RoomState.SUCCESS
+    world.check_idle()
+
+
+def test_a_segment_that_waits_for_the_engine_keeps_no_region() -> None:
+    """The first room's next rows are handed over but not computed; the second's are there."""
+    world = World(tick_s=0.001)
+    source, destination = world.add("p0"), world.add("d0", landing_region_count=1)
+    first, second = (
+        Transfer(world, [source], [destination], 16, room=room, landing="landing")
+        for room in (1, 2)
+    )
+    second.destination_pages = [replace(second.destination_pages[0], ids=[28, 29, 30, 31])]
+    event = Event()
+    first.open()
+    second.open()
+    world.poll(4)
+    first.send(8, is_final=False)
+    first.send(16, is_final=True, ready=event)
+    world.poll(10)
+    second.send(16, is_final=True)
+    world.finish(*second.rooms)
+    event.has_happened = True
+    world.finish(*first.rooms)
+    assert {room.state for room in (*first.rooms, *second.rooms)} == {RoomState.SUCCESS}
     world.check_idle()
 
 

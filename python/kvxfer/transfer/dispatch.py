@@ -258,7 +258,8 @@ class Departures:
         unless nothing else is to arrive.
         """
         row_bytes = destination.segment_bytes(segment)
-        has_more = destination.cursor + 1 < len(self._segments)
+        following = self._segments[destination.cursor + 1 :][:1]
+        has_more = any(self._is_ready(planned) for planned in following)
         completion = destination.completion(
             self._room.room, self._services.transport.agent_name, segment, grant, has_more
         )
