@@ -14,13 +14,38 @@ namespace kvxfer::bindings {
 
 namespace {
 
-std::span<std::byte> host_bytes(const py::object& array, const char* name, bool is_written) {
-  const TensorView view = tensor_view(array);
-  detail::require(view.device == "cpu", "expected ", name, " in host memory, got ", view.device);
-  detail::require(!is_written || !view.is_read_only, "expected a writable ", name,
-                  ", got a read-only one");
-  return {reinterpret_cast<std::byte*>(view.address), static_cast<std::size_t>(view.size_bytes)};
-}
+/// The caller's bytes for the length of one call. Owners of a buffer that can grow (a bytearray)
+/// stay where they are meanwhile: another thread that resizes one gets a BufferError.
+class HostBytes {
+ public:
+  HostBytes(const py::object& array, const char* name, bool is_written) {
+    if (PyObject_CheckBuffer(array.ptr()) == 1 &&
+        PyObject_GetBuffer(array.ptr(), &hold_, PyBUF_C_CONTIGUOUS) != 0) {
+      PyErr_Clear();  // tensor_view() says what is wrong with it
+    }
+    try {
+      const TensorView view = tensor_view(array);
+      detail::require(view.device == "cpu", "expected ", name, " in host memory, got ",
+                      view.device);
+      detail::require(!is_written || !view.is_read_only, "expected a writable ", name,
+                      ", got a read-only one");
+      bytes_ = {reinterpret_cast<std::byte*>(view.address),
+                static_cast<std::size_t>(view.size_bytes)};
+    } catch (...) {
+      PyBuffer_Release(&hold_);
+      throw;
+    }
+  }
+  ~HostBytes() { PyBuffer_Release(&hold_); }
+  HostBytes(const HostBytes&) = delete;
+  HostBytes& operator=(const HostBytes&) = delete;
+
+  [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  Py_buffer hold_{};
+  std::span<std::byte> bytes_;
+};
 
 }  // namespace
 
@@ -29,9 +54,9 @@ void bind_copy_rows(py::module_& module) {
       "pack_rows",
       [](const PackBufferLayout& layout, const PackPlan& plan, const PageTable& source,
          const py::object& buffer) {
-        const auto bytes = host_bytes(buffer, "buffer", true);
+        const HostBytes held(buffer, "buffer", true);
         const py::gil_scoped_release release;
-        pack_rows(layout, plan, source, bytes);
+        pack_rows(layout, plan, source, held.bytes());
       },
       py::arg("layout"), py::arg("plan"), py::arg("source"), py::arg("buffer"),
       R"(Gather the rows of a plan from host pages into a pack buffer.
@@ -61,9 +86,9 @@ CapacityError
       "unpack_rows",
       [](const Relayout& relayout, const Segment& segment, const py::object& region,
          const PageTable& destination) {
-        const auto bytes = host_bytes(region, "region", false);
+        const HostBytes held(region, "region", false);
         const py::gil_scoped_release release;
-        unpack_rows(relayout, segment, bytes, destination);
+        unpack_rows(relayout, segment, held.bytes(), destination);
       },
       py::arg("relayout"), py::arg("segment"), py::arg("region"), py::arg("destination"),
       R"(Scatter one packed region into host pages: the inverse of pack_rows.

@@ -48,13 +48,22 @@ constexpr std::int32_t kDlCuda = 2;
 constexpr std::int32_t kDlCudaHost = 3;
 constexpr std::uint64_t kDlReadOnly = 1;
 
+/// No array has more elements, so that their bits are within int64.
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
+
 /// Elements of the array. @throws InvalidArgumentError if `strides` (in elements) leave gaps or
-/// reorder.
+/// reorder, or for a shape that no array has.
 std::int64_t contiguous_count(const std::vector<std::int64_t>& shape,
                               const std::vector<std::int64_t>& strides) {
   std::int64_t count = 1;
-  for (const std::int64_t extent : shape)
+  for (const std::int64_t extent : shape) {
+    detail::require(extent >= 0 && (extent == 0 || count <= kMaxElements / extent),
+                    "expected an array of at most 2^48 elements, got an extent of ", extent);
     count *= extent;
+  }
+  detail::require(strides.empty() || strides.size() == shape.size(),
+                  "expected a stride for each of ", shape.size(), " dimensions, got ",
+                  strides.size());
   if (count == 0 || strides.empty()) return count;
   std::int64_t expected = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
@@ -73,8 +82,18 @@ std::string device_name(const DlDevice& device) {
   return detail::message("cuda:", device.index);
 }
 
+/// A versioned capsule where the owner knows them: only those say that memory is read-only.
+py::object dlpack_capsule(const py::object& object) {
+  try {
+    return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+  }
+  return object.attr("__dlpack__")();
+}
+
 TensorView view_of_dlpack(const py::object& object) {
-  const py::object capsule = object.attr("__dlpack__")();
+  const py::object capsule = dlpack_capsule(object);
   const bool is_versioned = PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") == 1;
   const char* name = is_versioned ? "dltensor_versioned" : "dltensor";
   void* pointer = PyCapsule_GetPointer(capsule.ptr(), name);
@@ -129,15 +148,26 @@ TensorView view_of_buffer(const py::object& object) {
   return view;
 }
 
+InvalidArgumentError no_array(const py::object& object, const std::string& reason) {
+  return InvalidArgumentError(detail::message(
+      "expected an array (buffer protocol, __cuda_array_interface__ or DLPack), got ",
+      std::string(py::str(py::type::of(object))), reason));
+}
+
 }  // namespace
 
 TensorView tensor_view(const py::object& object) {
   if (PyObject_CheckBuffer(object.ptr()) == 1) return view_of_buffer(object);
-  if (py::hasattr(object, "__cuda_array_interface__")) return view_of_cuda_array(object);
-  if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object);
-  throw InvalidArgumentError(detail::message(
-      "expected an array (buffer protocol, __cuda_array_interface__ or DLPack), got ",
-      std::string(py::str(py::type::of(object)))));
+  try {
+    if (py::hasattr(object, "__cuda_array_interface__")) return view_of_cuda_array(object);
+    if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object);
+  } catch (const py::error_already_set& error) {  // the owner's own refusal, in its words
+    if (!error.matches(PyExc_Exception)) throw;
+    throw no_array(object, detail::message(": ", std::string(py::str(error.value()))));
+  } catch (const py::cast_error&) {
+    throw no_array(object, " with fields of other types");
+  }
+  throw no_array(object, "");
 }
 
 void bind_memory_view(py::module_& module) {

@@ -5,7 +5,10 @@
 import array
 import gc
 import mmap
+import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -334,6 +337,49 @@ def test_a_read_only_array_behind_versioned_dlpack() -> None:
     assert memory_view(DlpackOnly(owner, max_version=(1, 0))).is_read_only
 
 
+def test_a_versioned_capsule_is_asked_for() -> None:
+    class Frozen:
+        def __dlpack__(self, **request: Any) -> Any:
+            owner = np.zeros(3)
+            owner.flags.writeable = False
+            return owner.__dlpack__(**request)
+
+    assert memory_view(Frozen()).is_read_only
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "got <class '.*Owner'>: 'data'"),
+        ({"data": (None, False)}, "got <class '.*Owner'> with fields of other types"),
+        ({"shape": (-5,)}, r"at most 2\^48 elements, got an extent of -5"),
+        ({"shape": (2**40, 2**40)}, r"at most 2\^48 elements, got an extent of 1099511627776"),
+        ({"shape": (3, 4), "strides": (4,)}, "a stride for each of 2 dimensions, got 1"),
+    ],
+)
+def test_cuda_arrays_that_describe_none_are_refused(fields: dict[str, Any], words: str) -> None:
+    class Owner:
+        pass
+
+    owner: Any = Owner()
+    whole = {"data": (64, False), "typestr": "<f4", "shape": (3,), "version": 3}
+    owner.__cuda_array_interface__ = {**whole, **fields} if fields else {}
+    with pytest.raises(InvalidArgumentError, match=words):
+        memory_view(owner)
+
+
+def test_an_owner_that_refuses_is_heard() -> None:
+    class Owner:
+        def __dlpack__(self, **request: Any) -> Any:
+            raise BufferError("not now")
+
+    with pytest.raises(InvalidArgumentError, match="Owner'>: not now"):
+        memory_view(Owner())
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InvalidArgumentError, match="tensors that require gradient"):
+        memory_view(torch.zeros(3, requires_grad=True))
+
+
 def test_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros((4, 3), dtype=torch.bfloat16)
@@ -422,6 +468,36 @@ def test_buffers_that_cannot_be_written_are_refused() -> None:
         job.pack(np.zeros((8, 16), np.uint8)[:, :8])
     with pytest.raises(CapacityError, match=r"at least 64 bytes .* got 63"):
         job.pack(bytearray(63))
+
+
+def test_a_buffer_stays_where_it_is_while_rows_are_packed() -> None:
+    tokens, row_bytes = 1 << 14, 1 << 10
+    memory = np.zeros(tokens * row_bytes, np.uint8)
+    layout = PoolLayout(tokens, 1, [Plane(0, PlaneKind.LATENT, row_bytes)])
+    table = PageTable(layout, [0], plane_addresses=[memory.ctypes.data])
+    buffer_layout = PackBufferLayout([Relayout(layout, layout)], tokens)
+    plan = buffer_layout.plan(Segment(0, tokens, True))
+    buffer = bytearray(buffer_layout.bytes)
+    is_over = threading.Event()
+
+    def pack_until_told() -> None:
+        while not is_over.is_set():
+            pack_rows(buffer_layout, plan, table, buffer)
+
+    with ThreadPoolExecutor(1) as pool:
+        packing = pool.submit(pack_until_told)
+        try:
+            until = time.monotonic() + 20
+            was_refused = False
+            while not was_refused and time.monotonic() < until:
+                try:
+                    buffer.append(0)
+                except BufferError:
+                    was_refused = True
+        finally:
+            is_over.set()
+        packing.result(20)
+    assert was_refused
 
 
 def test_a_region_to_unpack_may_be_read_only() -> None:
