@@ -30,7 +30,10 @@ std::vector<Segment> split_segments(const SendRange& send, std::int64_t alignmen
     if (end <= send.begin) return {};
   }
   const std::int64_t capacity = std::min(capacity_tokens.value_or(kMaxTokens), kMaxTokens);
+  const std::int64_t first = (send.begin - send.prefix) / capacity;
+  const std::int64_t last = (std::max(end - 1, send.begin) - send.prefix) / capacity;
   std::vector<Segment> segments;
+  segments.reserve(static_cast<std::size_t>(last - first + 1));  // what cannot fit fails at once
   std::int64_t begin = send.begin;
   do {
     const std::int64_t next_cut = send.prefix + ((begin - send.prefix) / capacity + 1) * capacity;

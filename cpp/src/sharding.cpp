@@ -44,11 +44,12 @@ std::int64_t Sharding::local_index(std::int64_t position) const {
 }
 
 std::int64_t Sharding::position(std::int64_t local_index) const {
-  detail::require(local_index >= 0 && local_index / interleave_ <= kMaxTokens / period_tokens(),
+  const std::int64_t period = local_index / interleave_;
+  const std::int64_t in_period = rank_ * interleave_ + local_index % interleave_;
+  detail::require(local_index >= 0 && period <= (kMaxTokens - in_period) / period_tokens(),
                   "expected a local index >= 0 whose position is within ", kMaxTokens,
                   " tokens, got ", local_index);
-  return local_index / interleave_ * period_tokens() + rank_ * interleave_ +
-         local_index % interleave_;
+  return period * period_tokens() + in_period;
 }
 
 std::int64_t Sharding::local_count(std::int64_t begin, std::int64_t end) const {

@@ -217,6 +217,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "huge interleave": (lambda: Sharding(4, 0, HUGE), f"got 4 \\* {HUGE}"),
     "position": (lambda: Sharding(4).owner(-1), "position >= 0, got -1"),
     "local index": (lambda: Sharding(4).position(HUGE), f"local index .* got {HUGE}"),
+    "last local index": (
+        lambda: Sharding(3, 2, 5).position(2**40 // 3),
+        f"within {2**40} tokens, got {2**40 // 3}",
+    ),
     "count": (lambda: Sharding(4).local_count(5, 4), r"got \[5, 4\)"),
     "heads": (lambda: HeadSharding(6, 4), "got 6 heads over 4 ranks"),
     "page_size": (lambda: PoolLayout(0, 1, []), "page_size .* got 0"),
