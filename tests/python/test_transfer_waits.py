@@ -111,6 +111,57 @@ def test_a_segment_that_gets_no_buffer_says_so() -> None:
     assert "writes did not end" in str(first.senders[0].error)
 
 
+def test_a_frozen_peer_keeps_no_buffer_from_the_others() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, frozen = world.add("p0"), world.group("f", 2)
+    alive = {4: world.group("g", 2), 5: world.group("h", 2)}
+    stuck = [Transfer(world, [source], frozen, 8, room=room, seed=room) for room in (1, 2, 3)]
+    served = [Transfer(world, [source], alive[room], 8, room=room) for room in alive]
+    for transfer in [*stuck, *served]:
+        transfer.open()
+    for transfer in [*stuck, *served]:
+        transfer.send(8, is_final=True)
+        world.poll(3)
+    assert {handle.peer for handle in world.wire.running()} == {"f0", "f1"}
+
+    world.clock.advance(OPTIONS.spare_patience_s + 0.1)
+    for _ in range(40):
+        world.poll(2)
+        for peer in ("g0", "g1", "h0", "h1"):
+            for handle in world.wire.running(peer):
+                world.wire.complete(handle)
+    for transfer in served:
+        assert all(room.state is RoomState.SUCCESS for room in transfer.rooms)
+        transfer.check_rows()
+    counters = source.manager.counters
+    assert counters["spare_pack_buffers"] >= 1
+    assert counters["pack_buffers_leased"] == OPTIONS.pack_buffer_count
+    assert not any(room.state.is_over for transfer in stuck for room in transfer.rooms)
+
+
+def test_no_more_spare_buffers_are_made_than_allowed() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source = world.add("p0", pack_buffer_count=1, spare_pack_buffer_count=1)
+    transfers = [
+        Transfer(world, [source], world.group(f"d{room}", 2), 8, room=room, seed=room)
+        for room in (1, 2, 3)
+    ]
+    for transfer in transfers:
+        transfer.open()
+    for transfer in transfers:
+        transfer.send(8, is_final=True)
+    for _ in range(3):
+        world.clock.advance(OPTIONS.spare_patience_s + 0.1)
+        world.poll(3)
+    assert source.manager.counters["spare_pack_buffers"] == 1
+    assert source.manager.counters["pack_buffers_leased"] == 2
+    world.clock.advance(OPTIONS.transfer_deadline_s)
+    world.poll(2)
+    assert "2 of 2 pack buffers are in use" in str(transfers[2].senders[0].error)
+
+
 def test_a_segment_that_gets_no_region_names_the_receiver() -> None:
     world = World()
     world.wire.completes_on_poll = None

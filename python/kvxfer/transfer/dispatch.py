@@ -208,7 +208,7 @@ class Departures:
 
     def _pack_and_depart(self, planned: PlannedSegment, group: list[Destination]) -> None:
         ring = self._services.buffers.ring
-        slot = ring.lease(self)
+        slot = ring.lease(self, [d.peer.name for d in group])
         if slot is None:
             self._note_wait()
             return

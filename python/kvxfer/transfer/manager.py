@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 from numpy.typing import ArrayLike
 
-from kvxfer import InvalidArgumentError, PageTable
+from kvxfer import Error, InvalidArgumentError, PageTable
 from kvxfer.errors import DeadlineError
 from kvxfer.transfer.asking import Wanted
 from kvxfer.transfer.control import ControlChannel
@@ -18,13 +18,14 @@ from kvxfer.transfer.gauges import counters_of
 from kvxfer.transfer.mailer import Mailer
 from kvxfer.transfer.messages import Hello, Identity
 from kvxfer.transfer.options import LandingMode, TransferOptions
+from kvxfer.transfer.pack_ring import Slot, Spares
 from kvxfer.transfer.peers import PeerTable
 from kvxfer.transfer.pool import LocalPool, MemorySpan
 from kvxfer.transfer.receiver import ReceiverRoom
 from kvxfer.transfer.room import RoomState, check_room_id
 from kvxfer.transfer.router import Router
 from kvxfer.transfer.sender import SenderRoom
-from kvxfer.transfer.services import Buffers, Services
+from kvxfer.transfer.services import Buffers, Services, make_slot
 from kvxfer.transfer.state import StateComponent
 from kvxfer.transfer.terms import PoolTerms
 from kvxfer.transports.protocol import Transport
@@ -92,6 +93,14 @@ class TransferManager:
         self._router = Router(self._services, self._peers)
         self._peers.begin(self._hello, self._router)
         self._register_all([*pool.spans, *self._services.buffers.spans])
+        self._services.buffers.ring.add_spares(
+            Spares(
+                self._make_pack_buffer,
+                self._options.spare_pack_buffer_count,
+                self._options.spare_patience_s,
+                self._options.clock,
+            )
+        )
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -298,7 +307,9 @@ class TransferManager:
                     "deadline",
                     "",
                     None,
-                    f"writes of rooms {held} were not over within {timeout_s:g} s",
+                    f"writes of rooms {held[:8]}"
+                    + (f" and {len(held) - 8} others" if len(held) > 8 else "")
+                    + f" were not over within {timeout_s:g} s",
                 )
             time.sleep(0.001)
         with self._lock:
@@ -329,6 +340,23 @@ class TransferManager:
             for span in self._spans:
                 self._services.transport.deregister_memory(span.address)
             raise
+
+    def _make_pack_buffer(self) -> Slot | None:
+        """Make and register a spare. Peers need not know it: only own posts read it."""
+        services = self._services
+        index, size_bytes = (
+            services.buffers.ring.slot_count,
+            self._options.pack_bytes(self.pool.layout),
+        )
+        try:
+            slot = make_slot(services.copies, index, size_bytes)
+            services.transport.register_memory(slot.address, size_bytes)
+        except (Error, MemoryError):
+            services.counters["spare_pack_buffers_refused"] += 1
+            return None
+        self._spans.append(MemorySpan(slot.address, size_bytes))
+        services.counters["spare_pack_buffers"] += 1
+        return slot
 
     def _receiver_table(self, pages: PageTable | ArrayLike, prefix: int, end: int) -> PageTable:
         layout = self.pool.layout

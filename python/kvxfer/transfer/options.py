@@ -34,6 +34,11 @@ class TransferOptions:
         Size of one pack buffer; 0: what ``pack_tokens`` needs.
     pack_buffer_count : int
         Buffers in the ring: one is packed while the others are on the wire.
+    spare_pack_buffer_count : int
+        Buffers made, when first needed, beside those of the ring: a frozen peer holds the ring's
+        for as long as its writes may run.
+    spare_patience_s : float
+        How long a peer holds a buffer before the others may be given a spare one.
     landing : {"auto", "in_place", "landing"}
         How rows land in the own pool. "auto" estimates per room which way takes less time. A
         relayout that must unpack always lands.
@@ -77,6 +82,8 @@ class TransferOptions:
     pack_tokens: int = 8192
     pack_buffer_bytes: int = 0
     pack_buffer_count: int = 2
+    spare_pack_buffer_count: int = 2
+    spare_patience_s: float = 1.0
     landing: LandingMode = "auto"
     landing_region_bytes: int = 0
     landing_region_count: int = 8
@@ -142,6 +149,7 @@ class TransferOptions:
 
 _MAY_BE_ZERO = {
     "pack_buffer_bytes",
+    "spare_pack_buffer_count",
     "landing_region_bytes",
     "landing_region_count",
     "metadata_slot_count",

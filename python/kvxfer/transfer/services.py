@@ -19,7 +19,7 @@ from kvxfer.transfer.poll_lock import PollLock
 from kvxfer.transfer.pool import LocalPool, MemorySpan
 from kvxfer.transports.protocol import Transport
 
-__all__ = ["Buffers", "Services"]
+__all__ = ["Buffers", "Services", "make_slot"]
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,12 @@ class Buffers:
 
     @classmethod
     def allocate(cls, options: TransferOptions, pool: LocalPool, copies: RowCopies) -> "Buffers":
-        """Allocate what a role needs; nothing grows later."""
+        """Allocate what a role needs; only spare pack buffers come later."""
         spans: list[MemorySpan] = []
 
         def slots(count: int, size_bytes: int) -> list[Slot]:
-            made = []
-            for index in range(count):
-                memory = copies.allocate(size_bytes)
-                address = memory_view(memory).address
-                spans.append(MemorySpan(address, size_bytes))
-                made.append(Slot(index, address, size_bytes, memory))
+            made = [make_slot(copies, index, size_bytes) for index in range(count)]
+            spans.extend(MemorySpan(slot.address, slot.size_bytes) for slot in made)
             return made
 
         pack_count = options.pack_buffer_count if options.sends else 0
@@ -62,6 +58,12 @@ class Buffers:
             inbox=_metadata_slots(options, options.receives, spans),
             spans=spans,
         )
+
+
+def make_slot(copies: RowCopies, index: int, size_bytes: int) -> Slot:
+    """Allocate one slot where the pool's rows can be packed to."""
+    memory = copies.allocate(size_bytes)
+    return Slot(index, memory_view(memory).address, size_bytes, memory)
 
 
 def _metadata_slots(options: TransferOptions, is_used: bool, spans: list[MemorySpan]) -> SlotRing:
