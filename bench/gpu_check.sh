@@ -40,9 +40,12 @@ run() {
   fi
 }
 
+# Where only a static libstdc++ is found, its symbols must not mix with the shared one that NumPy
+# and torch load.
 configure() {
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90 \
     -DKVXFER_CUDA=ON -DKVXFER_TESTS=ON -DKVXFER_PYTHON=ON -DKVXFER_BENCH=OFF \
+    -DCMAKE_MODULE_LINKER_FLAGS=-Wl,--exclude-libs,libstdc++.a \
     -DPython_EXECUTABLE="$(command -v "$python")"
 }
 

@@ -157,9 +157,10 @@ InvalidArgumentError no_array(const py::object& object, const std::string& reaso
 }  // namespace
 
 TensorView tensor_view(const py::object& object) {
-  if (PyObject_CheckBuffer(object.ptr()) == 1) return view_of_buffer(object);
   try {
+    // First: CuPy's arrays have a buffer protocol too, which serves host memory only.
     if (py::hasattr(object, "__cuda_array_interface__")) return view_of_cuda_array(object);
+    if (PyObject_CheckBuffer(object.ptr()) == 1) return view_of_buffer(object);
     if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object);
   } catch (const py::error_already_set& error) {  // the owner's own refusal, in its words
     if (!error.matches(PyExc_Exception)) throw;
