@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control channel over real sockets of this machine."""
 
+import errno
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -115,6 +116,19 @@ def test_addresses_that_a_peer_may_not_name_take_nothing(
     channel: Callable[..., ZmqChannel], address: str
 ) -> None:
     assert not channel().send(address, b"x")
+
+
+def test_a_channel_without_descriptors_takes_nothing(
+    channel: Callable[..., ZmqChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    one, other = channel(), channel()
+    monkeypatch.setattr(one._context, "socket", refuse)
+    assert not one.send(other.address, b"hello")
+    monkeypatch.undo()
+    assert one.send(other.address, b"hello")
 
 
 def test_an_oversized_message_is_not_taken(channel: Callable[..., ZmqChannel]) -> None:

@@ -77,6 +77,7 @@ class ZmqChannel:
         self._dialed: dict[str, _Outbound] = {}
         self._listener = Listener(self._secret, _MAX_CONNECTIONS)
         self._context = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, _MAX_CONNECTIONS + 1)
         self._socket = self._context.socket(zmq.ROUTER)
         try:
             bound = _bind(self._socket, listen)
@@ -153,7 +154,11 @@ class ZmqChannel:
         zmq = self._zmq
         if len(self._dialed) >= _MAX_CONNECTIONS or not self._may_dial(address):
             return None
-        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError:
+            # Out of descriptors, which peers that name ever new addresses can bring about.
+            return None
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, self._queue_count)
         socket.setsockopt(zmq.MAXMSGSIZE, 4096)
