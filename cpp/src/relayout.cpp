@@ -69,6 +69,16 @@ bool is_lowest_server(const Sharding& source, const Sharding& destination) {
   return !TokenPattern(source, destination).is_empty();
 }
 
+/// Rows that are not divided by head are the same on every rank of a head group: the lowest source
+/// rank that shares a head with this destination writes them.
+bool is_lowest_head_server(const HeadSharding& source, const HeadSharding& destination) {
+  for (std::int64_t rank = 0; rank < source.rank(); ++rank) {
+    if (shared_heads(HeadSharding(source.total_heads(), source.ranks(), rank), destination))
+      return false;
+  }
+  return shared_heads(source, destination).has_value();
+}
+
 bool are_rows_dense(const Plane& plane, std::int64_t slice_bytes) {
   return plane.row_stride_bytes == slice_bytes;
 }
@@ -130,6 +140,9 @@ void Relayout::match_planes() {
       pair.source_offset_bytes = heads->source_first * from.head_bytes;
       pair.destination_offset_bytes = heads->destination_first * from.head_bytes;
       pair.bytes = heads->head_count * from.head_bytes;
+    } else if (source_->heads() && destination_->heads() &&
+               !is_lowest_head_server(*source_->heads(), *destination_->heads())) {
+      continue;
     }
     add_plane(pair);
   }

@@ -305,6 +305,14 @@ def test_a05_an_empty_send_that_is_not_final_makes_no_segment() -> None:
     assert bounds(plan) == [(16, 24)]
 
 
+def test_sends_may_stop_before_the_final_one() -> None:
+    """1,031 tokens of which 1,000 are ready: the end is lowered to 960, and nothing is final."""
+    given = sharded((1, 1), (4, 1), 64, list(range(17)), list(range(5)), 1031, max_tokens=256)
+    plan = plan_of({**given, "sends": [[0, 1000, False]]})
+    found = [(s["begin"], s["end"], s["final"]) for s in plan["segments"]]
+    assert found == [(0, 256, False), (256, 512, False), (512, 768, False), (768, 960, False)]
+
+
 def test_a07_the_grid_of_an_early_sent_prefix() -> None:
     given = sharded((1, 1), (2, 1), 4, list(range(8)), list(range(3)), 30, prefix=8, max_tokens=8)
     plan = plan_of({**given, "sends": [[8, 20, False], [20, 30, True]]})

@@ -75,6 +75,28 @@ def test_a10_replicated_heads_have_one_writer_each() -> None:
     ]
 
 
+@pytest.mark.parametrize("source_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("destination_ranks", [1, 2, 4, 8])
+def test_rows_beside_divided_ones_have_one_writer(
+    source_ranks: int, destination_ranks: int
+) -> None:
+    """Keys are divided over the group, index keys are on every rank of it."""
+
+    def pool(ranks: int, rank: int) -> Pool:
+        keys = head_pool(4, ranks, rank)
+        return replace(keys, planes=(*keys.planes, PlaneSpec(0, "INDEX_KEY", 16)))
+
+    for rank in range(destination_ranks):
+        writers = []
+        for source in range(source_ranks):
+            relayout = make_relayout(pool(source_ranks, source), pool(destination_ranks, rank))
+            kinds = {relayout.source.planes[pair.source_plane].kind for pair in relayout.planes}
+            assert kinds != {PlaneKind.INDEX_KEY}, "index keys come from a rank that sends no key"
+            if PlaneKind.INDEX_KEY in kinds:
+                writers.append(source)
+        assert len(writers) == 1
+
+
 def test_a11_ranks_without_a_head_to_write_still_complete() -> None:
     """sgl-project/sglang#22145: the plan's part."""
     assert [Heads(2, 4, rank).held() for rank in range(4)] == [[0], [0], [1], [1]]

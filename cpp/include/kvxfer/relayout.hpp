@@ -45,8 +45,9 @@ struct PlaneGroup {
 /// Planes are matched by layer and kind. A layer that only one side holds is left out (pipeline
 /// stages, a draft that one side lacks) and listed as unmatched; a layer that both hold must have
 /// the same kinds, element types and row bytes. Rows divided by head move only the heads that
-/// `shared_heads` gives this pair. A plane that is replicated on the source is written by the
-/// lowest source rank that serves the destination; the others send completion only.
+/// `shared_heads` gives this pair; beside them, rows that are not divided are written by the lowest
+/// source rank that shares a head with the destination. A plane that is replicated on the source is
+/// written by the lowest source rank that shares tokens with it. The others send completion only.
 class Relayout {
  public:
   /// @throws InvalidArgumentError when matched planes disagree, naming the plane and both values.

@@ -236,8 +236,8 @@ def _sends(value: object, prefix: int, tokens: int, alignment_tokens: int) -> li
     for i, item in enumerate(items):
         path = f"sends[{i}]"
         send = _send(item, path, begin, tokens)
-        if send.is_final != (i == len(items) - 1):
-            raise wrong(f"{path}[2]", send.is_final, "true for the last send and for no other")
+        if send.is_final and i != len(items) - 1:
+            raise wrong(f"{path}[2]", send.is_final, "false, since another send follows")
         if send.is_final and send.end != tokens:
             raise wrong(f"{path}[1]", send.end, f"{tokens}, since the last send ends at tokens")
         sends.append(send)
