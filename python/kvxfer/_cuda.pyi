@@ -1,73 +1,89 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
 # SPDX-License-Identifier: Apache-2.0
+# Written by `make stubs`; a test compares it with the module.
+from __future__ import annotations
+import collections.abc
+import kvxfer
+import kvxfer._core
+import typing
 
-from collections.abc import Sequence
-from typing import Any
+__all__: list[str] = [
+    "CompletionWords",
+    "CopyTables",
+    "CudaError",
+    "PackTables",
+    "UnpackTables",
+    "copy_rows",
+    "pack_rows",
+    "unpack_rows",
+]
 
-from kvxfer._core import (
-    Error,
-    PackBufferLayout,
-    PackPlan,
-    PageTable,
-    Relayout,
-    Segment,
-)
-
-class CudaError(Error):
-    code: int
+class CudaError(kvxfer.Error): ...
 
 class CompletionWords:
-    def __init__(self, count: int) -> None: ...
-    def write(self, index: int, value: int, *, stream: Any) -> None: ...
-    def wait(self, index: int, value: int, *, stream: Any) -> None: ...
-    def read(self, index: int) -> int: ...
-    def set(self, index: int, value: int) -> None: ...
+    def __init__(self, count: typing.SupportsIndex) -> None: ...
     def __len__(self) -> int: ...
+    def read(self, index: typing.SupportsIndex) -> int: ...
+    def set(self, index: typing.SupportsIndex, value: typing.SupportsIndex) -> None: ...
+    def wait(
+        self, index: typing.SupportsIndex, value: typing.SupportsIndex, *, stream: typing.Any
+    ) -> None: ...
+    def write(
+        self, index: typing.SupportsIndex, value: typing.SupportsIndex, *, stream: typing.Any
+    ) -> None: ...
 
 class PackTables:
-    def __init__(self, layout: PackBufferLayout, source_addresses: Sequence[int]) -> None: ...
+    def __init__(
+        self,
+        layout: kvxfer._core.PackBufferLayout,
+        source_addresses: collections.abc.Sequence[typing.SupportsIndex],
+    ) -> None: ...
     @property
-    def layout(self) -> PackBufferLayout: ...
+    def layout(self) -> kvxfer._core.PackBufferLayout: ...
 
 class UnpackTables:
     def __init__(
-        self, relayouts: Sequence[Relayout], destination_addresses: Sequence[int]
+        self,
+        relayouts: collections.abc.Sequence[kvxfer._core.Relayout],
+        destination_addresses: collections.abc.Sequence[typing.SupportsIndex],
     ) -> None: ...
 
 class CopyTables:
     def __init__(
         self,
-        relayout: Relayout,
-        source_addresses: Sequence[int],
-        destination_addresses: Sequence[int],
+        relayout: kvxfer._core.Relayout,
+        source_addresses: collections.abc.Sequence[typing.SupportsIndex],
+        destination_addresses: collections.abc.Sequence[typing.SupportsIndex],
     ) -> None: ...
 
+def copy_rows(
+    tables: CopyTables,
+    segment: kvxfer._core.Segment,
+    source: kvxfer._core.PageTable,
+    destination: kvxfer._core.PageTable,
+    *,
+    stream: typing.Any,
+    max_ctas: typing.SupportsIndex = 0,
+    after: typing.Any = None,
+) -> None: ...
 def pack_rows(
     tables: PackTables,
-    plan: PackPlan,
-    source: PageTable,
-    buffer: Any,
+    plan: kvxfer._core.PackPlan,
+    source: kvxfer._core.PageTable,
+    buffer: typing.Any,
     *,
-    stream: Any,
-    max_ctas: int = 0,
-    after: Any = None,
+    stream: typing.Any,
+    max_ctas: typing.SupportsIndex = 0,
+    after: typing.Any = None,
 ) -> None: ...
 def unpack_rows(
     tables: UnpackTables,
-    regions: Sequence[tuple[int, Segment, Any]],
-    destination: PageTable,
+    regions: collections.abc.Sequence[
+        tuple[typing.SupportsIndex, kvxfer._core.Segment, typing.Any]
+    ],
+    destination: kvxfer._core.PageTable,
     *,
-    stream: Any,
-    max_ctas: int = 0,
-    after: Any = None,
-) -> None: ...
-def copy_rows(
-    tables: CopyTables,
-    segment: Segment,
-    source: PageTable,
-    destination: PageTable,
-    *,
-    stream: Any,
-    max_ctas: int = 0,
-    after: Any = None,
+    stream: typing.Any,
+    max_ctas: typing.SupportsIndex = 0,
+    after: typing.Any = None,
 ) -> None: ...

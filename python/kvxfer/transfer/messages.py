@@ -200,8 +200,8 @@ def clipped(text: str) -> str:
 
     Examples
     --------
-    >>> clipped("no such file: caf\udce9")
-    'no such file: caf?'
+    >>> clipped("no such file: a\udce9")
+    'no such file: a?'
     """
     return text[:_MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
 
