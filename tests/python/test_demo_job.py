@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import io
 import json
 import subprocess
@@ -20,6 +21,7 @@ from kvxfer.demo import DemoOptions, DemoReport, damage, job, model, run_demo, s
 from kvxfer.demo.geometry import DESTINATION_POISON, PoolSnapshot
 from kvxfer.demo.progress import Progress
 from kvxfer.errors import TransferError
+from support.library_environment import MOONCAKE, NIXL
 
 pytestmark = pytest.mark.timeout(120)
 TOKENS = 700
@@ -70,6 +72,27 @@ def test_synthetic_job_holds_with_landing_regions() -> None:
     assert report.landing_modes == ("landing",) * 3
     assert report.writes.landing == 3 * len(report.segments)
     assert report.posted_writes == report.writes.landing + 3
+
+
+@pytest.mark.parametrize("transport", ["nixl", "mooncake"])
+def test_synthetic_job_holds_over_the_libraries(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own, which read the libraries' environment before they load them."""
+    package = {"nixl": "nixl_cu13", "mooncake": "mooncake"}[transport]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: the job over {transport} needs it")
+    environment = {"nixl": NIXL, "mooncake": MOONCAKE}[transport]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    report = run_synthetic(transport=transport)
+    assert failed(report) == []
+    check_segments(report)
+    assert report.transfer_ms is not None
+    landed = report.landing_modes[0]
+    assert report.posted_writes == 2 + (
+        report.writes.packed if landed == "in_place" else report.writes.landing
+    )
 
 
 def test_job_holds_where_a_rank_has_less_than_a_page() -> None:
