@@ -511,8 +511,9 @@ def test_certain_death_frees_pages_at_once() -> None:
     world.check_idle()
 
 
-def test_the_return_of_a_peer_under_its_name_ends_the_writes_of_its_earlier_life() -> None:
-    """It listens at another address, so that nobody is left to answer at the old one."""
+@pytest.mark.parametrize("address", ["mem://p0", "mem://elsewhere"])
+def test_a_peer_back_at_its_address_ends_the_writes_of_its_earlier_life(address: str) -> None:
+    """At another address its name alone does not prove that the process of the first is gone."""
     world = World()
     world.wire.completes_on_poll = None
     source, destination = world.add("p0"), world.add("d0")
@@ -526,11 +527,39 @@ def test_the_return_of_a_peer_under_its_name_ends_the_writes_of_its_earlier_life
         world.poll(1)
     (receiver,) = transfer.receivers
     assert receiver.pages_held
-    back = world.add("p0", address="mem://elsewhere")
-    destination.manager.connect(back.address)
+    back = world.add("p0", address=address)
+    back.manager.connect(destination.address)
     world.poll(4)
+    assert destination.manager.peer_names == ["p0"]
+    assert receiver.pages_held == (address != source.channel.address)
+    world.clock.advance(OPTIONS.drain_deadline_s + 1)
+    world.poll(2)
     assert not receiver.pages_held
-    world.check_idle()
+
+
+def test_a_second_claimant_of_a_live_peers_name_is_refused_and_frees_nothing() -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(world.wire.running()) == 1)
+    claimant = world.add("p0", address="mem://elsewhere")
+    room = claimant.manager.open_receiver(6, [destination.address], [1, 2], end=8)
+    world.poll(4)
+    assert "agent name 'p0' is taken by the peer at mem://p0" in str(room.error)
+    (receiver,) = transfer.receivers
+    assert not receiver.state.is_over
+    assert receiver.pages_held
+    assert len(world.wire.running()) == 1, "the transport has not replaced the first"
+    world.wire.complete(world.wire.last_post)
+    world.finish(*transfer.rooms)
+    transfer.check_rows()
+    again = Transfer(world, [source], [destination], 8, room=7)
+    world.wire.completes_on_poll = 1
+    again.run()
+    again.check_rows()
 
 
 def test_a_message_that_breaks_something_does_not_stop_the_others(

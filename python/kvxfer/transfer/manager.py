@@ -48,8 +48,9 @@ class TransferManager:
     pool : LocalPool
         The engine's planes of this rank.
     transport : Transport
-        This rank's agent; its name is the manager's. The manager registers the pool and its own
-        buffers with it.
+        This rank's agent; its name is the manager's and unlike that of every other manager that
+        its peers meet: a peer refuses the second of two with one name. The manager registers the
+        pool and its own buffers with it.
     channel : ControlChannel
         Carries control messages.
     options : TransferOptions, optional

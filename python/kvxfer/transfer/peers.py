@@ -94,7 +94,12 @@ class PeerEvents(Protocol):
 
 
 class PeerTable:
-    """Links by address, peers by name."""
+    """Links by address, peers by name.
+
+    Names are unique: of two managers with one name the first is kept and the other refused. A hello
+    from the address of a known peer is its successor's, because two processes cannot listen there;
+    one from elsewhere proves nothing about the peer, whose writes may still run.
+    """
 
     def __init__(self, transport: Transport, mailer: Mailer, options: TransferOptions) -> None:
         self._transport = transport
@@ -263,6 +268,7 @@ class PeerTable:
                     f"plane {index} at {address:#x} with {layout.plane_bytes(index)} bytes "
                     "is not inside one region that its owner registered"
                 )
+        self._check_name_free(identity)
         name = self._transport.add_peer(hello.description)
         if name != identity.name:
             self._transport.remove_peer(name)
@@ -271,28 +277,27 @@ class PeerTable:
             )
         return peer
 
-    def _supersede(self, peer: Peer) -> None:
-        """End the earlier life of a peer's name, wherever it listened.
+    def _check_name_free(self, identity: Identity) -> None:
+        """Refuse the name of a peer that listens elsewhere, before the transport replaces it."""
+        holder = self.by_name(identity.name)
+        if holder is not None and holder.address != identity.address:
+            raise InvalidArgumentError(
+                f"agent name {identity.name!r} is taken by the peer at {holder.address}, got it "
+                f"from {identity.address}: expected names to be unique"
+            )
 
-        Two agents of one name cannot live at once: a new generation means that the old is over.
-        """
-        for link in list(self._links.values()):
-            old = link.peer
-            if old is None or (old.name != peer.name and link.address != peer.address):
-                continue
-            if (old.name, old.generation, old.address) == (
-                peer.name,
-                peer.generation,
-                peer.address,
-            ):
-                continue
-            link.peer = None
-            if old.name != peer.name:
-                self._transport.remove_peer(old.name)
-            self._events.peer_lost(old, "was restarted", old.generation != peer.generation)
-            if link.address != peer.address:
-                del self._links[link.address]
-                self._mailer.forget(link.address)
+    def _supersede(self, peer: Peer) -> None:
+        """End the earlier life of what listened at a peer's address."""
+        link = self._links.get(peer.address)
+        old = link.peer if link is not None else None
+        if link is None or old is None:
+            return
+        if (old.name, old.generation) == (peer.name, peer.generation):
+            return
+        link.peer = None
+        if old.name != peer.name:
+            self._transport.remove_peer(old.name)
+        self._events.peer_lost(old, "was restarted", old.generation != peer.generation)
 
     def _refuse(self, identity: Identity, reason: str) -> None:
         self._mailer.send(identity.address, Refused(clipped(reason)))

@@ -164,12 +164,17 @@ class ReceiverRoom(Room):
                     self._settle(source)
 
     def peer_known(self, peer: Peer) -> None:
-        """Ask a peer that is back for the end of its writes; those of an earlier life are over."""
+        """Ask a peer that is back for the end of its writes; those of an earlier life are over.
+
+        Only a peer at the same address is certain to have replaced the earlier life.
+        """
         if self.state is not RoomState.FAILED:
             return
         for source in self.sources_named(peer.name):
-            if source.peer is not None and source.peer.generation != peer.generation:
-                self._settle(source)
+            earlier = source.peer
+            if earlier is not None and earlier.generation != peer.generation:
+                if earlier.address == peer.address:
+                    self._settle(source)
             elif source.may_write:
                 self._send_abort(source)
 
