@@ -110,6 +110,8 @@ def _planes(draw: st.DrawFn, layers: int, head_bytes: int, *, is_source: bool) -
             planes.append(
                 PlaneSpec(layer, kind, size, row_stride_bytes=stride, head_bytes=head_bytes)
             )
+    if head_bytes:  # beside the divided rows, some that every rank of the group has
+        planes.append(PlaneSpec(0, "INDEX_KEY", 5))
     return list(draw(st.permutations(planes))) if is_source else planes
 
 
@@ -129,7 +131,10 @@ def _pools(
             count = len(mine.held()) if mine else 1
             pool = Pool(
                 page_size,
-                tuple(replace(p, row_bytes=p.row_bytes * count) for p in planes),
+                tuple(
+                    replace(p, row_bytes=p.row_bytes * (count if p.head_bytes else 1))
+                    for p in planes
+                ),
                 Shard(ranks, rank, interleave if ranks > 1 else 1),
                 mine,
                 first_position=first_position,

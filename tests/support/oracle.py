@@ -168,6 +168,17 @@ def writes_replicated(source: Shard, destination: Shard) -> bool:
     return source == next(shard for shard in group if share_a_token(shard, destination))
 
 
+def writes_undivided(source: Heads | None, destination: Heads | None) -> bool:
+    """Whether this is the lowest rank that writes the destination a head.
+
+    It also writes the rows that are not divided by head.
+    """
+    if not source or not destination:
+        return True
+    writers = {source.writer(destination, head) for head in destination.held()}
+    return source.rank == min(writers)
+
+
 def _cut_to_heads(whole: Slice, source: Heads, destination: Heads, head_bytes: int) -> Slice | None:
     moving = [
         (source.held().index(head), place)
@@ -198,6 +209,8 @@ def slices_of(source: Pool, destination: Pool) -> list[Slice]:
             if plane.is_replicated and not writes_replicated(source.shard, destination.shard):
                 continue
             slice_: Slice | None = Slice(i, j, 0, 0, plane.row_bytes)
+            if not plane.head_bytes and not writes_undivided(source.heads, destination.heads):
+                continue
             if plane.head_bytes and slice_:
                 assert source.heads
                 assert destination.heads

@@ -119,6 +119,15 @@ inline std::int64_t head_writer(const HeadSharding& source, const HeadSharding& 
   return writers.at(static_cast<std::size_t>(replica - readers.begin()) % writers.size());
 }
 
+/// Whether this is the lowest rank that writes a head into the destination: it also writes the rows
+/// that are not divided by head.
+inline bool writes_undivided(const HeadSharding& source, const HeadSharding& destination) {
+  std::int64_t lowest = source.ranks();
+  for (const std::int64_t head : heads_of(destination))
+    lowest = std::min(lowest, head_writer(source, destination, head));
+  return lowest == source.rank();
+}
+
 /// Bytes of a row that move between two planes.
 struct Slice {
   std::int64_t source_plane;
@@ -181,6 +190,9 @@ inline std::vector<Slice> slices_of(const Pool& source, const Pool& destination)
       if (from.layer != to.layer || from.kind != to.kind) continue;
       Slice slice{static_cast<std::int64_t>(i), static_cast<std::int64_t>(j), 0, 0, from.row_bytes};
       if (from.is_replicated ? !writes_replicated : !(shares || to.is_replicated)) continue;
+      if (from.head_bytes == 0 && source.spec.heads && destination.spec.heads &&
+          !writes_undivided(*source.spec.heads, *destination.spec.heads))
+        continue;
       if (from.head_bytes > 0 &&
           !cut_to_heads(slice, *source.spec.heads, *destination.spec.heads, from.head_bytes))
         continue;

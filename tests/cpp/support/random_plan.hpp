@@ -80,11 +80,10 @@ inline Side random_side(Random& random, std::int64_t head_ranks) {
   return {ranks, interleave, interleave * random.between(1, 3), head_ranks, random.once_in(3)};
 }
 
-inline std::vector<PlaneShape> random_shapes(Random& random, std::int64_t layers, bool has_heads,
-                                             bool needs_heads) {
+inline std::vector<PlaneShape> random_shapes(Random& random, std::int64_t layers, bool has_heads) {
   std::vector<PlaneShape> shapes;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    if (needs_heads || (has_heads && random.once_in(2))) {
+    if (has_heads && random.between(1, 3) > 1) {
       const std::int64_t head_bytes = random.any_of({1, 3, 8});
       shapes.push_back({layer, PlaneKind::kKey, head_bytes, true});
       shapes.push_back({layer, PlaneKind::kValue, head_bytes, true});
@@ -185,10 +184,11 @@ inline RandomPlan random_plan(std::uint64_t seed) {
   }
 
   const std::int64_t layers = random.between(1, 3);
-  auto shapes = detail::random_shapes(random, layers, has_heads, source.head_ranks > 1);
+  auto shapes = detail::random_shapes(random, layers, has_heads);
   const bool keeps_all = source.ranks > 1 && (destination.ranks > 1 || random.once_in(2));
   if (random.once_in(3))  // a draft: every destination rank keeps all of it
-    shapes.push_back({layers, PlaneKind::kValue, 3, source.head_ranks > 1, keeps_all, true});
+    shapes.push_back(
+        {layers, PlaneKind::kValue, 3, has_heads && random.once_in(2), keeps_all, true});
   if (random.once_in(3)) {  // and of the index planes
     for (detail::PlaneShape& shape : shapes) {
       if (shape.kind != PlaneKind::kIndexKey && shape.kind != PlaneKind::kIndexScale) continue;
