@@ -81,14 +81,15 @@ class Job:
         self.memory = np.zeros(destination.plane_bytes(0), np.uint8)
         self.relayout = Relayout(source, destination)
         self.layout = PackBufferLayout([self.relayout], TOKENS)
+        self.wide_layout = PackBufferLayout([self.relayout] * 20_000, TOKENS)
         self.segment = Segment(0, TOKENS, True)
         self.plan = self.layout.plan(self.segment)
         self.buffer = np.ones(self.layout.bytes, np.uint8)
         self.source = PageTable(
-            source, np.arange(TOKENS // 64), plane_addresses=[self.source_memory.ctypes.data]
+            source, np.arange(TOKENS // 64)[::-1], plane_addresses=[self.source_memory.ctypes.data]
         )
         self.destination = PageTable(
-            destination, np.arange(TOKENS // 128), plane_addresses=[self.memory.ctypes.data]
+            destination, np.arange(TOKENS // 128)[::-1], plane_addresses=[self.memory.ctypes.data]
         )
 
     def pack(self) -> None:
@@ -100,17 +101,21 @@ class Job:
     def copy(self) -> None:
         copy_rows(self.relayout, self.segment, self.source, self.destination)
 
+    # Planning is made long enough here for a waiting thread to wake up if it could.
+
     def split(self) -> None:
-        split_segments(0, TOKENS, is_final=True, prefix=0, alignment_tokens=64, capacity_tokens=64)
+        split_segments(
+            0, 64 * TOKENS, is_final=True, prefix=0, alignment_tokens=64, capacity_tokens=64
+        )
 
     def plan_segment(self) -> None:
-        self.layout.plan(self.segment)
+        self.wide_layout.plan(self.segment)
 
     def write_packed(self) -> None:
-        packed_writes(self.relayout, [self.segment], 0, self.destination)
+        packed_writes(self.relayout, [self.segment] * 1000, 0, self.destination)
 
     def write_direct(self) -> None:
-        direct_writes(self.relayout, [self.segment], self.source, self.destination)
+        direct_writes(self.relayout, [self.segment] * 16, self.source, self.destination)
 
 
 @pytest.mark.parametrize("name", ["pack", "unpack", "copy"])
