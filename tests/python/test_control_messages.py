@@ -222,6 +222,7 @@ completions = st.builds(
     state_count=counts,
     state_bytes=counts,
     metadata_bytes=counts,
+    state_mark=counts,
     digest=st.text("0123456789abcdef", min_size=16, max_size=16),
     source=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=255),
 )

@@ -22,7 +22,7 @@ from kvxfer.transfer.pack_ring import Slot, SlotRing
 from kvxfer.transfer.poll_lock import PollLock
 from kvxfer.transfer.pool import MemorySpan, merge_spans
 from kvxfer.transfer.room import Failure, Room
-from kvxfer.transfer.state import state_writes
+from kvxfer.transfer.state import mark_of_all, mark_of_sent, state_writes, sum_of_marks
 from support.bounded import bounded
 from support.transfer_world import LATENT, ManualClock, Transfer, World
 
@@ -276,6 +276,51 @@ def test_state_that_comes_twice_or_never_is_not_success(
         sender.send(pages.ids, 8, is_final=True, state=[component])
     world.finish(*transfer.receivers)
     assert f"state has {got} bytes, expected 8" in str(transfer.receivers[0].error)
+
+
+@pytest.mark.parametrize(
+    ("slices", "is_whole"),
+    [(((2, 0), (2, 1)), True), (((2, 0), (2, 0)), False), (((2, 1), (2, 1)), False)],
+)
+def test_state_slices_that_overlap_are_not_success_though_the_bytes_add_up(
+    slices: tuple[tuple[int, int], ...], is_whole: bool
+) -> None:
+    world = World()
+    sources, destination = world.group("p", 2), world.add("d0")
+    transfer = Transfer(world, sources, [destination], 8)
+    transfer.open(state=[destination.state_component("kda", 0, 8, row_count=3)])
+    for (ranks, rank), sender, source, pages in zip(
+        slices, transfer.senders, sources, transfer.source_pages, strict=True
+    ):
+        part = source.state_component("kda", 0, 4, row_count=3, ranks=ranks, rank=rank)
+        sender.send(pages.ids, 8, is_final=True, state=[part])
+    world.finish(*transfer.receivers)
+    (receiver,) = transfer.receivers
+    assert receiver.state is (RoomState.SUCCESS if is_whole else RoomState.FAILED)
+    if not is_whole:
+        assert receiver.error is not None
+        assert receiver.error.peer == "p0, p1"
+        assert "slices of state [kda] overlap and leave gaps, in 24 bytes" in str(receiver.error)
+
+
+@bounded()
+@given(st.data())
+def test_marks_add_up_only_where_every_byte_is_sent_once(data: st.DataObject) -> None:
+    """Against the bytes counted one by one, for ranks of two components in any number and place."""
+    wanted = [StateComponent(kind=kind, addresses=(8,), row_bytes=24) for kind in ("a", "b")]
+    counts = np.zeros((2, 24), dtype=np.int64)
+    marks = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        sent = []
+        for index in range(2):
+            ranks = data.draw(st.sampled_from([1, 2, 3, 4]))
+            rank, replica = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 1))
+            size = 24 // ranks
+            counts[index, rank * size : (rank + 1) * size] += replica == 0
+            part = {"ranks": ranks, "rank": rank, "replica": replica}
+            sent.append(StateComponent(kind="ab"[index], addresses=(8,), row_bytes=size, **part))
+        marks.append(mark_of_sent(sent, wanted))
+    assert (sum_of_marks(marks) == mark_of_all(wanted)) == bool((counts == 1).all())
 
 
 def test_metadata_slots_run_out_by_name() -> None:

@@ -22,7 +22,7 @@ _LINE = re.compile(
     rb"kvxfer/([0-9]{1,4}) ([0-9]{1,20}) ([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) "
     rb"([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) (-1|[0-9]{1,19}) ([0-9]{1,19}) "
     rb"([01]) ([01]) ([01]) "
-    rb"([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) ([0-9a-f]{16}) ([ -~]{1,255})"
+    rb"([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) ([0-9a-f]{16}) ([ -~]{1,255})"
 )
 
 
@@ -56,6 +56,8 @@ class Completion:
         Another segment for this destination is ready to go.
     state_count, state_bytes, metadata_bytes : int
         What came with the final segment.
+    state_mark : int
+        Of the state slices that came with it; see ``mark_of_sent``.
     digest : str
         Of the terms that both sides computed, 16 hexadecimal digits.
     source : str
@@ -77,6 +79,7 @@ class Completion:
     state_count: int = 0
     state_bytes: int = 0
     metadata_bytes: int = 0
+    state_mark: int = 0
     digest: str
     source: str
 

@@ -121,15 +121,18 @@ class Destination:
             source=source,
         )
 
-    def final_notification(self, state_count: int, state_bytes: int, metadata_bytes: int) -> bytes:
+    def final_notification(
+        self, state_bytes: int = 0, state_mark: int = 0, metadata_bytes: int = 0
+    ) -> bytes:
         """Return the completion message of the final segment, for which nothing else is left."""
         assert self.final_completion is not None
         return replace(
             self.final_completion,
             is_final=True,
             is_drained=True,
-            state_count=state_count,
+            state_count=len(present(self.state)),
             state_bytes=state_bytes,
+            state_mark=state_mark,
             metadata_bytes=metadata_bytes,
         ).encode()
 

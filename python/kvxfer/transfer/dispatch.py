@@ -269,7 +269,7 @@ class Departures:
         if self.epilogue.has_extras(destination) or destination.outstanding:
             return Outgoing(destination, runs, b"", row_bytes) if row_bytes else None
         destination.is_final_started = True
-        notification = destination.final_notification(0, 0, 0)
+        notification = destination.final_notification()
         return Outgoing(destination, runs, notification, row_bytes, is_final=True)
 
     def _start_final(self, destination: Destination) -> None:

@@ -13,7 +13,7 @@ from kvxfer.transfer.metadata import METADATA_HEADER_BYTES, fill_slot
 from kvxfer.transfer.pack_ring import Slot
 from kvxfer.transfer.room import RoomMetrics
 from kvxfer.transfer.services import Services
-from kvxfer.transfer.state import StateComponent, present, state_writes
+from kvxfer.transfer.state import StateComponent, mark_of_sent, state_writes
 from kvxfer.transfer.writes import Runs
 
 __all__ = ["Epilogue"]
@@ -64,7 +64,7 @@ class Epilogue:
             )
         state_bytes = int(runs[0][:, 2].sum())
         notification = destination.final_notification(
-            len(present(destination.state)), state_bytes, metadata_bytes
+            state_bytes, mark_of_sent(self._state, destination.state), metadata_bytes
         )
         all_runs = np.concatenate(runs)
         return Outgoing(destination, lambda: all_runs, notification, is_final=True), slot

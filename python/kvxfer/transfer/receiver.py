@@ -19,7 +19,7 @@ from kvxfer.transfer.peers import Link, LinkState, Peer
 from kvxfer.transfer.room import ActiveTime, Room, RoomResult, RoomState
 from kvxfer.transfer.services import Services
 from kvxfer.transfer.source import Source
-from kvxfer.transfer.state import total_bytes
+from kvxfer.transfer.state import kinds_of, mark_of_all, present, sum_of_marks, total_bytes
 from kvxfer.transfer.unpacking import Unpack
 
 __all__ = ["ReceiverRoom"]
@@ -43,6 +43,7 @@ class ReceiverRoom(Room):
         self.drain_expired = False
         self._services = services
         self._wanted = wanted
+        self._state_mark = mark_of_all(wanted.state)
         self._failed_at: float | None = None
         self._unpacks: list[Unpack] = []
         self._time = ActiveTime()
@@ -335,10 +336,7 @@ class ReceiverRoom(Room):
                 self._services.buffers.landing.release_all(source.holder)
         if not all(source.is_complete for source in self._sources):
             return
-        got = sum(s.final.state_bytes for s in self._sources if s.final is not None)
-        wanted_bytes = total_bytes(self._wanted.state)
-        if got != wanted_bytes:
-            self.fail("protocol", "", f"state has {got} bytes, expected {wanted_bytes}")
+        if not self._is_state_whole():
             return
         if self._inbox.target is not None and not self._take_metadata():
             return
@@ -346,6 +344,23 @@ class ReceiverRoom(Room):
         self._services.counters["succeeded"] += 1
         for source in self._sources:
             self._settle(source)
+
+    def _is_state_whole(self) -> bool:
+        """Check that the sources have sent every byte of the state, and none of it twice."""
+        finals = [source.final for source in self._sources if source.final is not None]
+        got, wanted_bytes = sum(f.state_bytes for f in finals), total_bytes(self._wanted.state)
+        if got != wanted_bytes:
+            reason = f"state has {got} bytes, expected {wanted_bytes}"
+        elif sum_of_marks(f.state_mark for f in finals) != self._state_mark:
+            reason = (
+                f"slices of state {kinds_of(present(self._wanted.state))} overlap and leave gaps, "
+                f"in {got} bytes: expected each byte once; check ranks, rank and replica there"
+            )
+        else:
+            return True
+        names = ", ".join(source.name for source in self._sources)
+        self.fail("protocol", names, reason)
+        return False
 
     def _take_metadata(self) -> bool:
         """Copy the metadata out; return False while the slot holds no room, or another one."""

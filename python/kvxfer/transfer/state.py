@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """State that travels beside the rows, once, with the final segment: recurrent and sparse state."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Self
 
 import numpy as np
@@ -12,7 +14,18 @@ from numpy.typing import NDArray
 from kvxfer import InvalidArgumentError
 from kvxfer.transfer.terms import StateTerms
 
-__all__ = ["StateComponent", "present", "state_writes", "total_bytes"]
+__all__ = [
+    "StateComponent",
+    "kinds_of",
+    "mark_of_all",
+    "mark_of_sent",
+    "present",
+    "state_writes",
+    "sum_of_marks",
+    "total_bytes",
+]
+
+_MARK_MODULUS = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +143,54 @@ def total_bytes(components: Sequence[StateComponent]) -> int:
     return sum(component.size_bytes for component in components)
 
 
+def kinds_of(components: Sequence[StateComponent]) -> str:
+    """Return words for the kinds of components, for messages."""
+    return "[" + ", ".join(component.kind for component in components) + "]"
+
+
+def mark_of_sent(source: Sequence[StateComponent], destination: Sequence[StateComponent]) -> int:
+    """Return the mark of the slices that ``state_writes`` of the same components moves.
+
+    The mark of a byte range is a hash of its end less a hash of its begin, so that the marks of
+    ranges add up to that of a whole row where, and by any likelihood only where, they cover every
+    byte of it once: inner ends cancel out. Fixed in size, it travels in a completion message.
+    """
+    pairs = enumerate(zip(present(source), present(destination), strict=True))
+    return sum_of_marks(
+        _mark(index, *_overlap(have, want)) for index, (have, want) in pairs if have.replica == 0
+    )
+
+
+def mark_of_all(destination: Sequence[StateComponent]) -> int:
+    """Return what the marks of all sources add up to when every byte has been sent once."""
+    pairs = enumerate(present(destination))
+    return sum_of_marks(_mark(index, *_overlap(own, own)) for index, own in pairs)
+
+
+def sum_of_marks(marks: Iterable[int]) -> int:
+    """Return the mark of several disjoint sets of slices, in [0, 2**63)."""
+    return sum(marks) % _MARK_MODULUS
+
+
+def _mark(component_index: int, begin: int, size_bytes: int) -> int:
+    if size_bytes <= 0:
+        return 0
+    return _hash(component_index, begin + size_bytes) - _hash(component_index, begin)
+
+
+def _hash(component_index: int, offset_bytes: int) -> int:
+    packed = struct.pack("<QQ", component_index, offset_bytes)
+    return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little")
+
+
+def _overlap(source: StateComponent, destination: StateComponent) -> tuple[int, int]:
+    """Return where the bytes of a whole row begin that both hold, and how many they are."""
+    first_source, first_destination = (c.rank * c.row_bytes for c in (source, destination))
+    begin = max(first_source, first_destination)
+    end = min(first_source + source.row_bytes, first_destination + destination.row_bytes)
+    return begin, end - begin
+
+
 def state_writes(
     source: Sequence[StateComponent], destination: Sequence[StateComponent]
 ) -> NDArray[np.int64]:
@@ -148,8 +209,8 @@ def state_writes(
     have, want = present(source), present(destination)
     if [c.kind for c in have] != [c.kind for c in want]:
         raise InvalidArgumentError(
-            f"state components of the source are {_names(have)}, "
-            f"but the destination asked for {_names(want)}"
+            f"state components of the source are {kinds_of(have)}, "
+            f"but the destination asked for {kinds_of(want)}"
         )
     parts = [_component_writes(s, d) for s, d in zip(have, want, strict=True)]
     return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts])
@@ -159,18 +220,13 @@ def _component_writes(source: StateComponent, destination: StateComponent) -> ND
     _check_same_state(source, destination)
     if source.replica > 0:
         return np.empty((0, 3), dtype=np.int64)
-    first_source, first_destination = (c.rank * c.row_bytes for c in (source, destination))
-    begin = max(first_source, first_destination)
-    size_bytes = min(first_source + source.row_bytes, first_destination + destination.row_bytes)
-    size_bytes -= begin
+    begin, size_bytes = _overlap(source, destination)
     if size_bytes <= 0:
         return np.empty((0, 3), dtype=np.int64)
     rows = np.arange(source.row_count, dtype=np.int64)[None, :]
     writes = np.empty((len(source.addresses), source.row_count, 3), dtype=np.int64)
-    for column, component, first in (
-        (0, source, first_source),
-        (1, destination, first_destination),
-    ):
+    for column, component in ((0, source), (1, destination)):
+        first = component.rank * component.row_bytes
         blocks = np.array(component.addresses, dtype=np.int64)[:, None]
         writes[:, :, column] = blocks + rows * component.row_bytes + (begin - first)
     writes[:, :, 2] = size_bytes
@@ -194,7 +250,3 @@ def _check_same_state(source: StateComponent, destination: StateComponent) -> No
             raise InvalidArgumentError(
                 f"state {source.kind}: the source has {have} {what}, the destination {want}"
             )
-
-
-def _names(components: Sequence[StateComponent]) -> str:
-    return "[" + ", ".join(component.kind for component in components) + "]"
