@@ -478,3 +478,63 @@ def test_metadata_comes_from_the_first_source_alone() -> None:
     world.finish(*transfer.rooms)
     assert transfer.receivers[0].metadata == b"from 0"
     world.check_idle()
+
+
+def test_a_retry_is_not_refused_by_what_its_receiver_gave_up_before_asking() -> None:
+    """The source's room failed without a request, and the next request is for its next use."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    first = source.manager.open_sender(5)
+    given_up = destination.manager.open_receiver(5, [source.address, "mem://nobody"], [1, 2], end=8)
+    world.poll(3)
+    given_up.abort("changed its mind")
+    world.poll(3)
+    assert "changed its mind" in str(first.error)
+    retry = Transfer(world, [source], [destination], 8, room=5)
+    pages = retry.destination_pages[0].ids
+    retry.receivers.append(destination.manager.open_receiver(5, [source.address], pages, end=8))
+    world.poll(3)
+    assert not retry.receivers[0].state.is_over
+    retry.senders.append(source.manager.open_sender(5))
+    retry.send(8, is_final=True)
+    world.finish(*retry.rooms)
+    retry.check_rows()
+
+
+def test_a_retry_is_not_refused_by_what_another_receiver_has_yet_to_hear() -> None:
+    world = World()
+    source = world.add("p0")
+    asked, late = world.add("d0"), world.add("d1")
+    source.manager.open_sender(5, 2).abort("no memory")
+    first = asked.manager.open_receiver(5, [source.address], [1, 2], end=8)
+    world.poll(4)
+    assert "no memory" in str(first.error)
+    retry = Transfer(world, [source], [asked], 8, room=5)
+    pages = retry.destination_pages[0].ids
+    retry.receivers.append(asked.manager.open_receiver(5, [source.address], pages, end=8))
+    world.poll(3)
+    assert not retry.receivers[0].state.is_over
+    told = late.manager.open_receiver(5, [source.address], [1, 2], end=8)
+    world.poll(4)
+    assert "no memory" in str(told.error)
+    retry.senders.append(source.manager.open_sender(5))
+    retry.send(8, is_final=True)
+    world.finish(*retry.rooms)
+    retry.check_rows()
+    world.check_idle()
+
+
+def test_a_request_behind_an_abort_hears_why_the_room_failed() -> None:
+    """Both came before the room was opened; the abort ends it, and the request is answered."""
+    world = World()
+    source = world.add("p0")
+    aborting, asking = world.add("d0"), world.add("d1")
+    given_up = aborting.manager.open_receiver(5, [source.address, "mem://nobody"], [1, 2], end=8)
+    world.poll(3)
+    given_up.abort("changed its mind")
+    world.poll(2)
+    asked = asking.manager.open_receiver(5, [source.address], [1, 2], end=8)
+    world.poll(4)
+    source.manager.open_sender(5, 2)
+    world.poll(2)
+    assert "changed its mind" in str(asked.error)

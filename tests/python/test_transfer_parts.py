@@ -166,10 +166,10 @@ def test_early_messages_are_kept_in_order_and_within_bounds() -> None:
         store.put(room, message)
         clock.advance(1.0)
     assert store.dropped_count == 1
-    assert store.take_one(1) == "c"
+    assert store.take(1, lambda message: message == "c") == ["c"]
     assert store.take(1, lambda message: message == "x") == []
     assert store.take(1) == ["d"]
-    assert store.take_one(9) is None
+    assert store.take(9) == []
     clock.advance(10.0)
     assert store.take(2) == []
     assert (len(store), store.dropped_count) == (0, 2)

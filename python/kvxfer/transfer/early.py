@@ -52,15 +52,6 @@ class EarlyStore(Generic[T]):
             )
         return taken
 
-    def take_one(self, room: int) -> T | None:
-        """Remove and return a room's oldest message, None where there is none."""
-        self.expire()
-        for index, (_, message_room, message) in enumerate(self._messages):
-            if message_room == room:
-                del self._messages[index]
-                return message
-        return None
-
     def expire(self) -> None:
         """Drop what is too old."""
         now = self._clock()

@@ -31,7 +31,8 @@ from kvxfer.transfer.messages import (
 )
 from kvxfer.transfer.peers import Peer, PeerTable
 from kvxfer.transfer.receiver import ReceiverRoom
-from kvxfer.transfer.room import Failure, RoomState
+from kvxfer.transfer.refusals import Refusals
+from kvxfer.transfer.room import RoomState
 from kvxfer.transfer.room_table import RoomTable
 from kvxfer.transfer.sender import SenderRoom
 from kvxfer.transfer.services import Services
@@ -54,8 +55,7 @@ class Router:
         self.early_completions: EarlyStore[tuple[str, Completion]] = EarlyStore(
             options.early_message_count, options.early_message_ttl_s, options.clock
         )
-        # One entry per receiver that has yet to ask for a room that failed before it was complete.
-        self.refusals: EarlyStore[Failure] = EarlyStore(
+        self.refusals = Refusals(
             options.early_message_count, options.early_message_ttl_s, options.clock
         )
         self._services = services
@@ -111,10 +111,15 @@ class Router:
 
     def opened_sender(self, room: SenderRoom) -> None:
         """Give a new room what came for it before it was opened."""
-        self.refusals.take(room.room)
+        for ended in self.senders.of_id(room.room):
+            if ended is not room:
+                ended.take_refusal()
+        self.refusals.forget(room.room)
         for identity, message in self.early_asks.take(room.room):
             if isinstance(message, Abort):
-                room.fail(message.kind, identity.name, message.message)
+                room.on_early_abort(identity.name, message)
+            elif room.state.is_over:
+                self._take_request(identity, message)
             else:
                 self._request(room, identity, message)
 
@@ -216,7 +221,7 @@ class Router:
             return
         for ended in self.senders.of_id(request.room):
             self._note_refusals(ended)
-        failure = self.refusals.take_one(request.room)
+        failure = self.refusals.answer(request.room, identity.name, request.room_generation)
         if failure is not None:
             self._refuse(identity, request, failure.message, failure.kind)
             return
@@ -234,9 +239,9 @@ class Router:
 
     def _note_refusals(self, room: SenderRoom) -> None:
         """Remember to answer the receivers that a failed room was still waiting for."""
-        if room.failure is not None:
-            for _ in range(room.take_missing_count()):
-                self.refusals.put(room.room, room.failure)
+        refusal = room.take_refusal()
+        if refusal is not None:
+            self.refusals.put(room.room, refusal)
 
     def _refuse(
         self, identity: Identity, request: Request, message: str, kind: str = "refused"
@@ -291,9 +296,12 @@ class Router:
             return
         active = self.senders.active(abort.room)
         if active is not None and active.state is RoomState.BOOTSTRAPPING:
-            active.fail(abort.kind, identity.name, abort.message)
+            active.on_early_abort(identity.name, abort)
         elif active is None and not self.senders.was_closed(abort.room):
             self.early_asks.put(abort.room, (identity, abort))
+        elif active is None:
+            # It has ended the failed use by itself, so that its next request means another one.
+            self.refusals.answer(abort.room, identity.name, abort.room_generation)
 
     def _take_abort_of_source(self, identity: Identity, abort: Abort) -> None:
         for room in self._receiver_rooms(abort.room, abort.room_generation):

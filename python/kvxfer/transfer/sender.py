@@ -14,6 +14,7 @@ from kvxfer.transfer.dispatch import Departures
 from kvxfer.transfer.flight import Outgoing
 from kvxfer.transfer.messages import Abort, Credit, Drained, Request, clipped
 from kvxfer.transfer.peers import Peer
+from kvxfer.transfer.refusals import Refusal
 from kvxfer.transfer.room import ActiveTime, Room, RoomResult, RoomState
 from kvxfer.transfer.send_queue import Send, SendQueue, check_extras
 from kvxfer.transfer.services import Services
@@ -38,8 +39,8 @@ class SenderRoom(Room):
         self._destination_count = destination_count
         self._destinations: list[Destination] = []
         self._sends = SendQueue()
-        self._asked_count = 0
-        self._missing_count = 0
+        self._asked: dict[str, int] = {}
+        self._has_refusal = False
         self._time = ActiveTime()
         self._departures = Departures(services, self)
 
@@ -141,10 +142,13 @@ class SenderRoom(Room):
         """Whether the room is over and nothing of it is under way."""
         return self.state.is_over and not self._departures.has_flights
 
-    def take_missing_count(self) -> int:
-        """Return, once, how many receivers had not asked when the room failed."""
-        count, self._missing_count = self._missing_count, 0
-        return count
+    def take_refusal(self) -> Refusal | None:
+        """Return, once, what receivers are told that had not asked when the room failed."""
+        if self.failure is None or not self._has_refusal:
+            return None
+        self._has_refusal = False
+        missing_count = self._destination_count - len(self._asked)
+        return Refusal(self.failure, missing_count, dict(self._asked))
 
     def destination(self, name: str, room_generation: int) -> Destination | None:
         """Return the receiver with this name and use of the room id."""
@@ -158,7 +162,7 @@ class SenderRoom(Room):
         if self.destination(peer.name, request.room_generation) is not None:
             return
         if not self._is_ready:
-            self._asked_count += 1
+            self._asked[peer.name] = request.room_generation
         try:
             self._destinations.append(self._checked_destination(peer, request))
         except (Error, OverflowError) as error:
@@ -181,6 +185,12 @@ class SenderRoom(Room):
         self._tell_drained(destination)
         destination.awaits_drain = destination.outstanding > 0
         self.fail(abort.kind, destination.peer.name, abort.message, told=destination)
+
+    def on_early_abort(self, name: str, abort: Abort) -> None:
+        """End the room because a receiver gave up that will not ask for it any more."""
+        if not self._is_ready:
+            self._asked[name] = abort.room_generation
+        self.fail(abort.kind, name, abort.message)
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """Fail the room if it needs the peer."""
@@ -226,7 +236,7 @@ class SenderRoom(Room):
             return
         assert self.failure is not None
         self._services.counters[f"failed_{self.failure.kind}"] += 1
-        self._missing_count = self._destination_count - self._asked_count
+        self._has_refusal = True
         self._sends.clear()
         self._departures.drop()
         for destination in self._destinations:
