@@ -280,3 +280,23 @@ def test_any_valid_message_of_a_stranger_or_a_peer_leaves_other_rooms_alone(
     transfer.send(4, is_final=True)
     world.finish(*transfer.rooms)
     transfer.check_rows()
+
+
+def test_answers_to_strangers_keep_a_bounded_number_of_connections() -> None:
+    """Those to peers, and to addresses that the engine named, are kept."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    transfer = Transfer(world, [source], [destination], 4)
+    destination.manager.connect("mem://named")
+    transfer.open()
+    world.poll(3)
+    strangers = [Identity(f"s{index}", f"mem://s{index}", 7) for index in range(300)]
+    for identity in strangers:
+        world.hub.queues[destination.address].append(encode_frame(identity, Ping()))
+    world.poll()
+    asked = [address for address, _ in world.hub.log if address.startswith("mem://s")]
+    assert len(asked) == 300
+    assert destination.channel.forgotten == asked[: 300 - 256]
+    transfer.send(4, is_final=True)
+    world.finish(*transfer.rooms)
+    transfer.check_rows()

@@ -2,14 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends a manager's control messages and notes whose queue is full."""
 
+from collections import OrderedDict
+from collections.abc import Callable
+
 from kvxfer.transfer.control import ControlChannel
 from kvxfer.transfer.messages import Identity, Message, encode_frame
 
 __all__ = ["Mailer"]
 
+_MAX_STRANGERS = 256
+
 
 class Mailer:
-    """Frames messages with the own identity. Never blocks and never raises for a peer's sake."""
+    """Frames messages with the own identity. Never blocks and never raises for a peer's sake.
+
+    Anyone can make us answer, at an address of their choice, and a channel keeps a connection to
+    each. Those to addresses that nobody wants are bounded: the one that was answered longest ago is
+    forgotten.
+    """
 
     def __init__(self, channel: ControlChannel, identity: Identity) -> None:
         self.identity = identity
@@ -17,11 +27,18 @@ class Mailer:
         self.refused_count = 0
         self._channel = channel
         self._stalled: set[str] = set()
+        self._strangers: OrderedDict[str, None] = OrderedDict()
+        self._is_wanted: Callable[[str], bool] = lambda _: True
+
+    def begin(self, is_wanted: Callable[[str], bool]) -> None:
+        """Set what tells whether an address is that of a peer, or one that the engine named."""
+        self._is_wanted = is_wanted
 
     def send(self, address: str, message: Message) -> bool:
         """Send a message; where the peer's queue is full, note it and return False."""
         if self._channel.send(address, encode_frame(self.identity, message)):
             self.sent_count += 1
+            self._note_stranger(address)
             return True
         self.refused_count += 1
         self._stalled.add(address)
@@ -34,4 +51,15 @@ class Mailer:
 
     def forget(self, address: str) -> None:
         """Drop what is queued for an address."""
+        self._strangers.pop(address, None)
         self._channel.forget(address)
+
+    def _note_stranger(self, address: str) -> None:
+        if self._is_wanted(address):
+            return
+        self._strangers[address] = None
+        self._strangers.move_to_end(address)
+        if len(self._strangers) > _MAX_STRANGERS:
+            oldest, _ = self._strangers.popitem(last=False)
+            if not self._is_wanted(oldest):
+                self._channel.forget(oldest)

@@ -114,6 +114,7 @@ class PeerTable:
         """Set what makes the own hello, told whether a reply is wanted, and who hears of peers."""
         self._hello = hello
         self._events = events
+        self._mailer.begin(self._links.__contains__)
 
     def peers(self) -> list[Peer]:
         """Return the peers that are known."""
