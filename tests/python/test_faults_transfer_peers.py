@@ -432,6 +432,8 @@ def test_a32_a_peer_is_dropped_after_three_misses_and_works_after_its_return() -
     assert (error.kind, error.peer) == ("peer_lost", "p0")
     assert "3 heartbeats" in str(error)
     fast = destination.manager.open_receiver(2, [source.address], [9], end=4)
+    world.clock.advance(interval_s)
+    world.poll(2)
     assert fast.state is RoomState.FAILED
     assert "3 heartbeats" in str(fast.error)
     back = world.add("p0")

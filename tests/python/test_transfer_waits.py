@@ -14,7 +14,7 @@ from kvxfer import Sharding
 from kvxfer.errors import DeadlineError, TransferError
 from kvxfer.transfer import RoomState, TransferOptions
 from kvxfer.transfer.copies import HostCopies
-from kvxfer.transfer.messages import Abort, Identity, Ping, decode_frame, encode_frame
+from kvxfer.transfer.messages import Abort, Hello, Identity, Ping, decode_frame, encode_frame
 from support.deferred import DeferredCopies, Event
 from support.transfer_world import Transfer, World
 
@@ -575,6 +575,37 @@ def test_a_message_that_breaks_something_does_not_stop_the_others(
     transfer.check_rows()
     assert source.manager.counters["frames_failed"] == 1
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_room_with_a_peer_that_was_given_up_asks_at_once_and_waits_a_beat(is_back: bool) -> None:
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    destination.manager.connect(source.address)
+    world.poll(3)
+    world.ranks.remove(source)
+    for _ in range(OPTIONS.heartbeat_misses + 1):
+        world.clock.advance(OPTIONS.heartbeat_interval_s)
+        world.poll()
+    assert destination.manager.peer_names == []
+    before = len(world.hub.log)
+    if is_back:
+        world.ranks.append(source)
+    transfer = Transfer(world, [source], [destination], 8)
+    transfer.open()
+    sent = [decode_frame(frame)[1] for _, frame in world.hub.log[before:]]
+    assert [type(message) for message in sent] == [Hello]
+    if is_back:
+        transfer.send(8, is_final=True)
+        world.finish(*transfer.rooms)
+        transfer.check_rows()
+        return
+    (receiver,) = transfer.receivers
+    world.poll(3)
+    assert receiver.state is RoomState.BOOTSTRAPPING
+    world.clock.advance(OPTIONS.heartbeat_interval_s)
+    world.poll(2)
+    assert "did not answer 3 heartbeats" in str(receiver.error)
 
 
 def test_a_forgotten_peer_is_not_asked_again() -> None:

@@ -65,7 +65,10 @@ class LinkState(Enum):
 
 @dataclass(eq=False)
 class Link:
-    """One address. ``is_wanted``: the engine named it, so it is asked again when it is down."""
+    """One address. ``is_wanted``: the engine named it, so it is asked again when it is down.
+
+    ``reason`` says why it is down or refused; of one that is asked, why it was down before.
+    """
 
     address: str
     state: LinkState
@@ -125,11 +128,16 @@ class PeerTable:
         return next((peer for peer in self.peers() if peer.name == name), None)
 
     def link(self, address: str) -> Link:
-        """Return the link to an address that the engine named; asks where nothing is known."""
+        """Return the link to an address that the engine named; asks where no peer is known.
+
+        A peer that was refused or given up before may be back. One that was given up has until the
+        next heartbeat to answer: rooms with a peer that is gone are to fail soon.
+        """
         link = self._links.get(address)
-        if link is None or link.state is LinkState.REFUSED:
+        if link is None or link.state in (LinkState.DOWN, LinkState.REFUSED):
             self._send_hello(address, is_reply_wanted=True)
-            link = Link(address, LinkState.ASKED, True, self._next_beat())
+            reason = link.reason if link is not None and link.state is LinkState.DOWN else ""
+            link = Link(address, LinkState.ASKED, True, self._next_beat(), reason=reason)
             self._links[address] = link
         link.is_wanted = True
         return link
@@ -227,6 +235,7 @@ class PeerTable:
             link.next_beat = now + self._options.heartbeat_interval_s
             if link.peer is None:
                 if link.is_wanted and link.state is not LinkState.REFUSED:
+                    link.state = LinkState.DOWN if link.reason else link.state
                     self.ask(link.address)
                 continue
             link.misses = 0 if link.has_spoken else link.misses + 1
