@@ -7,10 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import PackBufferLayout, PackPlan, PageTable, Plane, PlaneKind, Segment
+from kvxfer import PackBufferLayout, PackPlan, PageTable, Plane, PlaneKind, Segment, Sharding
 from kvxfer.transfer import RoomState
 from kvxfer.transfer.copies import HostCopies
-from support.transfer_world import LATENT, Rank, Transfer, World, copy_arrays, move_rows
+from kvxfer.transfer.messages import Request, decode_frame
+from support.transfer_world import (
+    LATENT,
+    Pages,
+    Rank,
+    Transfer,
+    World,
+    copy_arrays,
+    move_rows,
+    random_pages,
+)
 
 
 class CountingCopies(HostCopies):
@@ -225,3 +235,26 @@ def test_a_buffer_of_given_bytes_holds_what_each_destination_sharding_lets_it() 
         transfer.check_rows()
     assert two.senders[0].capacity_tokens == 8
     assert three.senders[0].capacity_tokens == 8
+
+
+@pytest.mark.parametrize(("prefix", "end", "wanted"), [(16, 37, 3), (16, 16, 0), (0, 8, 1)])
+def test_a_request_lists_the_pages_of_the_asked_positions_alone(
+    prefix: int, end: int, wanted: int
+) -> None:
+    """The receiver's page table covers the whole request: its prefix too, and pages to come."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0", Sharding(2, 1, 2))
+    ids = random_pages(destination.layout, 0, 80, 3)
+    table = destination.manager.pool.table(ids, 0)
+    transfer = Transfer(world, [source], [destination], end, prefix=prefix)
+    transfer.destination_pages = [Pages(ids)]
+    transfer.senders.append(source.manager.open_sender(5))
+    transfer.receivers.append(
+        destination.manager.open_receiver(5, [source.address], table, prefix=prefix, end=end)
+    )
+    transfer.send(end, is_final=True)
+    world.finish(*transfer.rooms)
+    transfer.check_rows()
+    frames = (decode_frame(frame)[1] for _, frame in world.hub.log)
+    (request,) = (message for message in frames if isinstance(message, Request))
+    assert len(request.pages) == 8 * wanted

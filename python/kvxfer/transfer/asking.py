@@ -5,6 +5,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvxfer import Error, InvalidArgumentError, PageTable, Relayout, Segment, packed_writes
 from kvxfer.errors import TransferError
 from kvxfer.transfer.coverage import check_coverage
@@ -49,6 +52,14 @@ class Wanted:
         """The positions as one segment."""
         return Segment(self.prefix, self.end, True)
 
+    @property
+    def needed_pages(self) -> NDArray[np.int64]:
+        """Page ids of the span alone, int64, shape (page_count,): the first holds ``prefix``."""
+        page_tokens = self.table.layout.widened_page_tokens
+        first = (self.prefix - self.table.first_position) // page_tokens
+        count = -(-(self.end - self.prefix) // page_tokens)
+        return self.table.pages[first : first + count] if count else self.table.pages[:0]
+
 
 def agree_with_all(
     services: Services, room: int, wanted: Wanted, sources: Sequence[Source]
@@ -85,8 +96,8 @@ def request_to(source: Source, room: int, room_generation: int, wanted: Wanted) 
         source_generation=source.peer.generation,
         source_index=source.index,
         terms=source.terms,
-        first_position=wanted.table.first_position,
-        pages=wanted.table.pages.astype("<i8").tobytes(),
+        first_position=wanted.prefix,
+        pages=wanted.needed_pages.astype("<i8").tobytes(),
         state=[component.terms() for component in present(wanted.state)],
         metadata=None,
         grants=[],
