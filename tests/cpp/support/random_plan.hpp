@@ -189,9 +189,12 @@ inline RandomPlan random_plan(std::uint64_t seed) {
   if (random.once_in(3))  // a draft: every destination rank keeps all of it
     shapes.push_back(
         {layers, PlaneKind::kValue, 3, has_heads && random.once_in(2), keeps_all, true});
-  if (random.once_in(3)) {  // and of the index planes
+  if (random.once_in(3)) {  // and of the index planes, or of the first layer
+    const bool is_first_layer = random.once_in(2);
     for (detail::PlaneShape& shape : shapes) {
-      if (shape.kind != PlaneKind::kIndexKey && shape.kind != PlaneKind::kIndexScale) continue;
+      const bool is_index =
+          shape.kind == PlaneKind::kIndexKey || shape.kind == PlaneKind::kIndexScale;
+      if (is_first_layer ? shape.layer > 0 : !is_index) continue;
       shape.is_replicated_at_source = keeps_all;
       shape.is_replicated_at_destination = true;
     }
