@@ -577,6 +577,27 @@ def test_a_message_that_breaks_something_does_not_stop_the_others(
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_a_completion_that_breaks_something_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    world.wire.completes_on_poll = None
+    source, destination = world.add("p0"), world.add("d0")
+    broken, good = (Transfer(world, [source], [destination], 8, room=room) for room in (1, 2))
+    for transfer in (broken, good):
+        transfer.open()
+        transfer.send(8, is_final=True)
+    world.poll_until(lambda: len(world.wire.running()) == 2)
+    monkeypatch.setattr(broken.receivers[0], "on_completion", lambda *_: 1 / 0)
+    for post in world.wire.running():
+        world.wire.complete(post)
+    assert len(destination.transport.inbox) == 2, "both come in one batch"
+    world.finish(*good.rooms)
+    good.check_rows()
+    assert destination.manager.counters["completions_failed"] == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
 @pytest.mark.parametrize("is_back", [True, False])
 def test_a_room_with_a_peer_that_was_given_up_asks_at_once_and_waits_a_beat(is_back: bool) -> None:
     world = World()

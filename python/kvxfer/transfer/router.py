@@ -87,14 +87,12 @@ class Router:
         except BadCompletionError:
             self._services.counters["completions_malformed"] += 1
             return
-        rooms = self.receivers.of_id(completion.room)
-        room = next((r for r in rooms if r.generation == completion.room_generation), None)
-        if room is not None and room.state is not RoomState.BOOTSTRAPPING:
-            self._complete(room, name, completion)
-        elif room is None and (rooms or self.receivers.was_closed(completion.room)):
-            self._services.counters["completions_late"] += 1
-        else:
-            self.early_completions.put(completion.room, (name, completion))
+        try:
+            self._take_completion(name, completion)
+        except Exception:
+            # As above: the batch holds completions of other rooms.
+            self._services.counters["completions_failed"] += 1
+            _LOG.exception("completion of room %d of %s", completion.room, name)
 
     def sweep(self) -> None:
         """Let go of rooms that are over."""
@@ -165,6 +163,16 @@ class Router:
         for receiver in self.receivers:
             if receiver.state is RoomState.BOOTSTRAPPING:
                 self.advance(receiver)
+
+    def _take_completion(self, name: str, completion: Completion) -> None:
+        rooms = self.receivers.of_id(completion.room)
+        room = next((r for r in rooms if r.generation == completion.room_generation), None)
+        if room is not None and room.state is not RoomState.BOOTSTRAPPING:
+            self._complete(room, name, completion)
+        elif room is None and (rooms or self.receivers.was_closed(completion.room)):
+            self._services.counters["completions_late"] += 1
+        else:
+            self.early_completions.put(completion.room, (name, completion))
 
     def _give_early_completions(self, room: ReceiverRoom) -> None:
         for name, completion in self.early_completions.take(room.room):
