@@ -111,6 +111,53 @@ def test_a_segment_that_gets_no_buffer_says_so() -> None:
     assert "writes did not end" in str(first.senders[0].error)
 
 
+@pytest.mark.parametrize("landing", ["in_place", "landing"])
+def test_metadata_that_gets_no_slot_says_so(landing: str) -> None:
+    """The rows have left: neither pack buffers nor landing regions are what is missing."""
+    world = World()
+    source, destination = world.add("p0", metadata_slot_count=1), world.add("d0")
+    source.manager._services.buffers.outbox.lease("another room")
+    transfer = Transfer(world, [source], [destination], 8, landing=landing, metadata_bytes=8)
+    transfer.open()
+    transfer.send(8, is_final=True, metadata=b"8 bytes.")
+    world.poll(4)
+    world.clock.advance(OPTIONS.transfer_deadline_s + 1)
+    world.poll(2)
+    assert "no metadata left within 120 s: 1 of 1 metadata slots" in str(transfer.senders[0].error)
+
+
+class IdleExecutor(Executor):
+    """Takes everything and runs nothing."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        return Future[Any]()
+
+
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        ("source", "the executor did not finish a pack or a post within 120 s"),
+        ("destination", "1 unpacks did not end within 300 s"),
+    ],
+)
+def test_an_executor_that_runs_nothing_is_named_instead_of_a_peer(side: str, message: str) -> None:
+    world = World()
+    source = world.add("p0", executor=IdleExecutor() if side == "source" else None)
+    destination = world.add("d0", executor=IdleExecutor() if side == "destination" else None)
+    transfer = Transfer(world, [source], [destination], 8, landing="landing")
+    transfer.open()
+    transfer.send(8, is_final=True)
+    world.poll(6)
+    room = transfer.senders[0] if side == "source" else transfer.receivers[0]
+    seconds = OPTIONS.transfer_deadline_s if side == "source" else OPTIONS.waiting_deadline_s
+    for _ in range(13):
+        world.clock.advance(seconds / 12)
+        world.poll()
+    assert isinstance(room.error, DeadlineError)
+    assert room.error.peer == ""
+    assert message in str(room.error)
+
+
 def test_a_frozen_peer_keeps_no_buffer_from_the_others() -> None:
     world = World()
     world.wire.completes_on_poll = None

@@ -138,7 +138,7 @@ class Departures:
         """Let everything leave that can."""
         groups: dict[int, list[Destination]] = defaultdict(list)
         for destination in self._room.destinations:
-            if destination.owed_bytes and destination.cursor < len(self._segments):
+            if self._owes_rows(destination):
                 groups[destination.cursor].append(destination)
         for cursor in sorted(groups):
             if self._room.is_wanted():
@@ -147,34 +147,47 @@ class Departures:
             if self._room.is_wanted():
                 self._start_final(destination)
 
-    def late_peers(self) -> str:
-        """Return names of the peers whose writes take longer than the deadline, or nothing."""
-        latest = self._services.options.clock() - self._services.options.transfer_deadline_s
-        names = {n for f in self._flights if f.started_s < latest for n in f.waits_for}
-        return ", ".join(sorted(names))
+    def late(self) -> tuple[str, str] | None:
+        """Return who takes longer than the deadline over what is under way, and words for it."""
+        deadline_s = self._services.options.transfer_deadline_s
+        latest = self._services.options.clock() - deadline_s
+        flights = [flight for flight in self._flights if flight.started_s < latest]
+        if not flights:
+            return None
+        posted = [flight for flight in flights if not flight.waits_for_own]
+        what = "writes did not end" if posted else flights[0].waits_for_own
+        names = sorted({name for flight in posted for name in flight.waits_for})
+        return ", ".join(names), f"{what} within {deadline_s:g} s"
 
     def missing(self) -> tuple[str, str]:
         """Return who keeps the next segment from leaving, and words for it."""
-        deadline_s = self._services.options.transfer_deadline_s
+        buffers, deadline_s = self._services.buffers, self._services.options.transfer_deadline_s
         if not self._is_ready(self._segments[-1]):
             return "", f"the engine's event did not happen within {deadline_s:g} s"
         behind = [d for d in self._room.destinations if self._is_behind(d)]
-        no_region = [d.peer.name for d in behind if d.lands and not d.credits]
+        with_rows = [d for d in behind if self._owes_rows(d)]
+        no_region = [d.peer.name for d in with_rows if d.lands and not d.credits]
         if no_region:
             names = ", ".join(no_region)
             return names, f"no landing region was granted within {deadline_s:g} s"
-        ring = self._services.buffers.ring
-        return "", (
-            f"no segment left within {deadline_s:g} s: {ring.leased_count} of {ring.slot_count} "
-            "pack buffers are in use"
+        what, slots, ring = (
+            ("segment", "pack buffers", buffers.ring)
+            if with_rows
+            else ("metadata", "metadata slots", buffers.outbox)
         )
+        return "", (
+            f"no {what} left within {deadline_s:g} s: {ring.leased_count} of {ring.slot_count} "
+            f"{slots} are in use"
+        )
+
+    def _owes_rows(self, destination: Destination) -> bool:
+        return destination.owed_bytes > 0 and destination.cursor < len(self._segments)
 
     def _is_behind(self, destination: Destination) -> bool:
         if destination.is_final_started:
             return False
         return bool(self._segments) and (
-            (destination.owed_bytes > 0 and destination.cursor < len(self._segments))
-            or self._segments[-1].segment.is_final
+            self._owes_rows(destination) or self._segments[-1].segment.is_final
         )
 
     def _is_ready(self, planned: PlannedSegment) -> bool:
@@ -278,7 +291,7 @@ class Departures:
             return
         if not self._segments[-1].segment.is_final:
             return
-        if destination.owed_bytes and destination.cursor < len(self._segments):
+        if self._owes_rows(destination):
             return
         if destination.owed_bytes == 0 and not self._is_ready(self._segments[-1]):
             return

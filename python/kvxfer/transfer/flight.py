@@ -128,6 +128,13 @@ class Flight:
         return not self.has_ended
 
     @property
+    def waits_for_own(self) -> str:
+        """What of this side keeps it from being posted; empty once it is posted."""
+        if self._future is not None:
+            return "the executor did not finish a pack or a post"
+        return "" if self._is_posted else "a pack did not end"
+
+    @property
     def waits_for(self) -> list[str]:
         """Names of the peers whose posts have not ended."""
         return [o.destination.peer.name for o in self._outgoing if not o.has_ended]

@@ -199,6 +199,9 @@ class ReceiverRoom(Room):
         if self.state is RoomState.BOOTSTRAPPING and waited_s > options.bootstrap_deadline_s:
             missing = [s for s in self._sources if s.peer is None]
             self._fail_missing(missing, f"no handshake within {options.bootstrap_deadline_s:g} s")
+        elif not self.state.is_over and waited_s > options.waiting_deadline_s and self._unpacks:
+            message = f"{len(self._unpacks)} unpacks did not end within"
+            self.fail("deadline", "", f"{message} {options.waiting_deadline_s:g} s")
         elif not self.state.is_over and waited_s > options.waiting_deadline_s:
             missing = [s for s in self._sources if not s.is_complete]
             what = "segment" if missing else "metadata"

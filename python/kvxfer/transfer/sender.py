@@ -220,10 +220,8 @@ class SenderRoom(Room):
                     f"{len(self._destinations)} of {self._destination_count} receivers asked "
                     f"within {options.bootstrap_deadline_s:g} s: {names}",
                 )
-        elif late := self._departures.late_peers():
-            self.fail(
-                "deadline", late, f"writes did not end within {options.transfer_deadline_s:g} s"
-            )
+        elif late := self._departures.late():
+            self.fail("deadline", *late)
         elif self._departures.is_pending:
             if waited_s > options.transfer_deadline_s:
                 self.fail("deadline", *self._departures.missing())
