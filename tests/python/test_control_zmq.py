@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from kvxfer import InvalidArgumentError
-from kvxfer.transfer import ControlChannel, ZmqChannel
+from kvxfer.transfer import ControlChannel, TransferManager, ZmqChannel
 from kvxfer.transfer.messages import MAX_FRAME_BYTES
+from support.transfer_world import World
 
 SECRET = b"a secret of enough bytes"
 
@@ -175,6 +176,44 @@ def test_messages_without_the_secret_are_never_delivered(
     while open_one.send(guarded.address, b"plain") and time.monotonic() < deadline:
         guarded.receive()
     assert not open_one.send(guarded.address, b"plain"), "refused for good"
+    assert "do not have the same secret" in open_one.why_refused(guarded.address)
+
+
+def test_what_is_not_taken_is_explained(channel: Callable[..., ZmqChannel]) -> None:
+    one, two = channel(queue_count=1, secret=SECRET), channel(secret=SECRET)
+    assert [one.send(two.address, b"x") for _ in range(2)] == [True, False]
+    assert "has not proven to have the same secret" in one.why_refused(two.address)
+    assert not one.send("ipc:///tmp/x", b"x")
+    assert one.why_refused("ipc:///tmp/x") == "it cannot be dialled"
+
+
+def test_a_manager_says_what_its_channel_says() -> None:
+    class Guarded:
+        address = "mem://guarded"
+
+        def send(self, address: str, message: bytes) -> bool:
+            return False
+
+        def why_refused(self, address: str) -> str:
+            return f"no secret for {address}"
+
+        def receive(self) -> list[bytes]:
+            return []
+
+        def forget(self, address: str) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    world = World()
+    rank = world.add("d0")
+    pool, transport = rank.manager.pool, world.wire.create("d1")
+    manager = TransferManager(pool, transport, Guarded(), rank.manager._options)
+    receiver = manager.open_receiver(5, ["mem://p0"], [1, 2], end=8)
+    manager.poll()
+    manager.poll()
+    assert "takes no control messages: no secret for mem://p0" in str(receiver.error)
 
 
 def test_a_closed_channel_closes_again(channel: Callable[..., ZmqChannel]) -> None:

@@ -4,7 +4,7 @@
 
 from typing import Protocol, runtime_checkable
 
-__all__ = ["ControlChannel"]
+__all__ = ["ControlChannel", "ExplainingChannel"]
 
 
 @runtime_checkable
@@ -42,4 +42,13 @@ class ControlChannel(Protocol):
 
     def close(self) -> None:
         """Stop listening and drop all connections. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ExplainingChannel(Protocol):
+    """A channel that can say why it took nothing; managers ask where it can."""
+
+    def why_refused(self, address: str) -> str:
+        """Return why the latest message for an address was not taken."""
         ...

@@ -5,7 +5,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from kvxfer.transfer.control import ControlChannel
+from kvxfer.transfer.control import ControlChannel, ExplainingChannel
 from kvxfer.transfer.messages import Identity, Message, encode_frame
 
 __all__ = ["Mailer"]
@@ -26,7 +26,7 @@ class Mailer:
         self.sent_count = 0
         self.refused_count = 0
         self._channel = channel
-        self._stalled: set[str] = set()
+        self._stalled: dict[str, str] = {}
         self._strangers: OrderedDict[str, None] = OrderedDict()
         self._is_wanted: Callable[[str], bool] = lambda _: True
 
@@ -41,18 +41,23 @@ class Mailer:
             self._note_stranger(address)
             return True
         self.refused_count += 1
-        self._stalled.add(address)
+        self._stalled[address] = self._why_refused(address)
         return False
 
-    def take_stalled(self) -> set[str]:
-        """Return the addresses that took no message since the last call."""
-        stalled, self._stalled = self._stalled, set()
+    def take_stalled(self) -> dict[str, str]:
+        """Return the addresses that took no message since the last call, each with why."""
+        stalled, self._stalled = self._stalled, {}
         return stalled
 
     def forget(self, address: str) -> None:
         """Drop what is queued for an address."""
         self._strangers.pop(address, None)
         self._channel.forget(address)
+
+    def _why_refused(self, address: str) -> str:
+        if isinstance(self._channel, ExplainingChannel):
+            return self._channel.why_refused(address)
+        return "its queue is full or it cannot be reached"
 
     def _note_stranger(self, address: str) -> None:
         if self._is_wanted(address):

@@ -279,8 +279,8 @@ class TransferManager:
                 self._router.take_notification(name, line)
             self._router.advance_all()
             self._sweep()
-            for address in self._mailer.take_stalled():
-                self._peers.drop(address, "takes no control messages: its queue is full")
+            for address, reason in self._mailer.take_stalled().items():
+                self._peers.drop(address, f"takes no control messages: {reason}")
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End every room, wait until nothing is under way, and take the memory back.

@@ -105,6 +105,14 @@ class ZmqChannel:
             self._counts["sent" if is_taken else "refused"] += 1
             return is_taken
 
+    def why_refused(self, address: str) -> str:
+        """Return why the latest message for a peer was not taken."""
+        with self._lock:
+            outbound = self._dialed.get(address)
+            if outbound is None:
+                return "it cannot be dialled"
+            return outbound.why_refused
+
     def receive(self) -> list[bytes]:
         """Return at most ``queue_count`` messages that have arrived."""
         with self._lock:
@@ -214,6 +222,14 @@ class _Outbound:
             return False
         self._waiting.append(message)
         return True
+
+    @property
+    def why_refused(self) -> str:
+        if self._dialer.state is DialerState.REFUSED:
+            return "the two sides do not have the same secret"
+        if self._dialer.state is DialerState.WAITING:
+            return "its queue is full, and it has not proven to have the same secret"
+        return "its queue is full"
 
     def progress(self) -> None:
         """Take in what the listener answered; let go what waited for it."""
