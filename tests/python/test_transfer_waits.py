@@ -609,6 +609,27 @@ def test_a_second_claimant_of_a_live_peers_name_is_refused_and_frees_nothing() -
     again.check_rows()
 
 
+def test_a_peer_back_elsewhere_waits_until_its_earlier_life_is_given_up() -> None:
+    """It is not refused meanwhile: its room goes on by itself."""
+    world = World()
+    source, destination = world.add("p0"), world.add("d0")
+    source.manager.connect(destination.address)
+    world.poll(3)
+    world.stop(destination)
+    back = world.add("d0", address="mem://elsewhere")
+    transfer = Transfer(world, [source], [back], 8)
+    transfer.open()
+    transfer.send(8, is_final=True)
+    for _ in range(OPTIONS.heartbeat_misses):
+        world.poll(3)
+        assert transfer.receivers[0].state is RoomState.BOOTSTRAPPING
+        world.clock.advance(OPTIONS.heartbeat_interval_s)
+    world.poll(3)
+    world.clock.advance(OPTIONS.heartbeat_interval_s)
+    world.finish(*transfer.rooms)
+    transfer.check_rows()
+
+
 def test_a_message_that_breaks_something_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

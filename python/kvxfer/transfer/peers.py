@@ -19,6 +19,7 @@ from kvxfer.transports.protocol import RegionTable, Transport
 
 _MAX_LINKS = 4096
 _MAX_STRANGERS = 1024
+_MAX_CLAIMS = 64
 
 __all__ = ["Link", "LinkState", "Peer", "PeerEvents", "PeerTable"]
 
@@ -101,7 +102,8 @@ class PeerTable:
 
     Names are unique: of two managers with one name the first is kept and the other refused. A hello
     from the address of a known peer is its successor's, because two processes cannot listen there;
-    one from elsewhere proves nothing about the peer, whose writes may still run.
+    one from elsewhere proves nothing about the peer, whose writes may still run. It waits until the
+    peer has answered a ping, or is given up.
     """
 
     def __init__(self, transport: Transport, mailer: Mailer, options: TransferOptions) -> None:
@@ -109,6 +111,7 @@ class PeerTable:
         self._mailer = mailer
         self._options = options
         self._links: dict[str, Link] = {}
+        self._claims: dict[str, tuple[Identity, Hello]] = {}
         self._refused_strangers: OrderedDict[str, str] = OrderedDict()
         self.dropped_count = 0
         self.refused_count = 0
@@ -167,6 +170,10 @@ class PeerTable:
     def on_hello(self, identity: Identity, hello: Hello) -> None:
         """Take up a peer, or refuse it by name on both sides."""
         known = self.heard(identity)
+        holder = self.by_name(identity.name)
+        if holder is not None and holder.address != identity.address:
+            self._claim(holder, identity, hello)
+            return
         try:
             peer = self._peer_of(identity, hello)
         except (Error, OverflowError) as error:
@@ -209,6 +216,13 @@ class PeerTable:
         else:
             self._mailer.send(identity.address, Pong())
 
+    def on_pong(self, identity: Identity) -> None:
+        """Note that a peer lives, and refuse who has come in its name meanwhile."""
+        peer = self.heard(identity)
+        if peer is not None and peer.name in self._claims:
+            claimant, _ = self._claims.pop(peer.name)
+            self._refuse_claim(peer, claimant)
+
     def ask(self, address: str) -> None:
         """Ask an address for its hello."""
         self._send_hello(address, is_reply_wanted=True)
@@ -228,6 +242,7 @@ class PeerTable:
 
     def beat(self) -> None:
         """Send the heartbeats that are due; drop peers that missed too many."""
+        self._admit_claims()
         now = self._options.clock()
         for link in list(self._links.values()):
             if now < link.next_beat:
@@ -278,7 +293,6 @@ class PeerTable:
                     f"plane {index} at {address:#x} with {layout.plane_bytes(index)} bytes "
                     "is not inside one region that its owner registered"
                 )
-        self._check_name_free(identity)
         name = self._transport.add_peer(hello.description)
         if name != identity.name:
             self._transport.remove_peer(name)
@@ -287,14 +301,26 @@ class PeerTable:
             )
         return peer
 
-    def _check_name_free(self, identity: Identity) -> None:
-        """Refuse the name of a peer that listens elsewhere, before the transport replaces it."""
-        holder = self.by_name(identity.name)
-        if holder is not None and holder.address != identity.address:
-            raise InvalidArgumentError(
-                f"agent name {identity.name!r} is taken by the peer at {holder.address}, got it "
-                f"from {identity.address}: expected names to be unique"
-            )
+    def _claim(self, holder: Peer, identity: Identity, hello: Hello) -> None:
+        """Let a hello in the name of a peer that listens elsewhere wait for the peer's answer."""
+        known = self._claims.get(holder.name)
+        if known[0] != identity if known is not None else len(self._claims) >= _MAX_CLAIMS:
+            self._refuse_claim(holder, identity)
+            return
+        self._claims[holder.name] = identity, hello
+        self._mailer.send(holder.address, Ping())
+
+    def _refuse_claim(self, holder: Peer, identity: Identity) -> None:
+        self._refuse(
+            identity,
+            f"agent name {identity.name!r} is taken by the peer at {holder.address}, got it from "
+            f"{identity.address}: expected names to be unique",
+        )
+
+    def _admit_claims(self) -> None:
+        """Take up the hellos that waited for peers that are gone by now."""
+        for name in [name for name in self._claims if self.by_name(name) is None]:
+            self.on_hello(*self._claims.pop(name))
 
     def _supersede(self, peer: Peer) -> None:
         """End the earlier life of what listened at a peer's address."""

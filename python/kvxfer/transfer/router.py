@@ -190,7 +190,7 @@ class Router:
             case Ping():
                 self._peers.on_ping(identity)
             case Pong():
-                self._peers.heard(identity)
+                self._peers.on_pong(identity)
             case _:
                 self._peers.heard(identity)
                 self._take_room_message(identity, message)
