@@ -13,48 +13,44 @@ namespace {
 constexpr std::int64_t kMaxPlaneBytes = std::int64_t{1} << 62;
 constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
 
-std::string plane_name(const Plane& plane) {
-  return detail::message("plane (layer ", plane.layer, ", ", to_string(plane.kind), ")");
-}
-
 void require_sizes(const Plane& plane) {
   detail::require(plane.layer >= 0, "expected layer >= 0, got ", plane.layer);
-  detail::require(plane.row_bytes >= 1 && plane.row_bytes <= kMaxRowBytes, plane_name(plane),
+  detail::require(plane.row_bytes >= 1 && plane.row_bytes <= kMaxRowBytes, to_string(plane),
                   ": expected row_bytes in [1, 2^30], got ", plane.row_bytes);
   detail::require(plane.row_stride_bytes >= 0 && plane.page_stride_bytes >= 0 &&
                       plane.page_offset_bytes >= 0 && plane.head_bytes >= 0,
-                  plane_name(plane),
+                  to_string(plane),
                   ": expected strides, page_offset_bytes and head_bytes >= 0, got ",
                   plane.row_stride_bytes, ", ", plane.page_stride_bytes, ", ",
                   plane.page_offset_bytes, ", ", plane.head_bytes);
   detail::require(plane.row_stride_bytes == 0 || (plane.row_stride_bytes >= plane.row_bytes &&
                                                   plane.row_stride_bytes <= kMaxRowBytes),
-                  plane_name(plane), ": expected row_stride_bytes in [row_bytes ", plane.row_bytes,
+                  to_string(plane), ": expected row_stride_bytes in [row_bytes ", plane.row_bytes,
                   ", 2^30], got ", plane.row_stride_bytes);
 }
 
 /// Fills dense strides and checks that the rows of a page stay inside its stride.
 void resolve_strides(Plane& plane, std::int64_t page_rows, std::int64_t page_count) {
   if (plane.row_stride_bytes == 0) plane.row_stride_bytes = plane.row_bytes;
-  detail::require(page_rows <= kMaxPlaneBytes / plane.row_stride_bytes, plane_name(plane),
+  detail::require(page_rows <= kMaxPlaneBytes / plane.row_stride_bytes, to_string(plane),
                   ": a page of ", page_rows, " rows of ", plane.row_stride_bytes,
                   " bytes exceeds 2^62 bytes");
   const std::int64_t rows_end = (page_rows - 1) * plane.row_stride_bytes + plane.row_bytes;
   if (plane.page_stride_bytes == 0) plane.page_stride_bytes = page_rows * plane.row_stride_bytes;
-  detail::require(plane.page_offset_bytes <= plane.page_stride_bytes - rows_end, plane_name(plane),
+  detail::require(plane.page_offset_bytes <= plane.page_stride_bytes - rows_end, to_string(plane),
                   ": expected page_stride_bytes >= page_offset_bytes ", plane.page_offset_bytes,
                   " + ", rows_end, " bytes of rows, got ", plane.page_stride_bytes);
-  detail::require(page_count <= kMaxPlaneBytes / plane.page_stride_bytes, plane_name(plane), ": ",
+  detail::require(page_count <= kMaxPlaneBytes / plane.page_stride_bytes, to_string(plane), ": ",
                   page_count, " pages of ", plane.page_stride_bytes, " bytes exceed 2^62 bytes");
 }
 
 void require_heads(const Plane& plane, const std::optional<HeadSharding>& heads) {
   if (plane.head_bytes == 0) return;
-  detail::require(heads.has_value(), plane_name(plane), ": head_bytes ", plane.head_bytes,
+  detail::require(heads.has_value(), to_string(plane), ": head_bytes ", plane.head_bytes,
                   " needs the pool's heads, got none");
   detail::require(plane.row_bytes % plane.head_bytes == 0 &&
                       plane.row_bytes / plane.head_bytes == heads->head_count(),
-                  plane_name(plane), ": expected row_bytes = head_count ", heads->head_count(),
+                  to_string(plane), ": expected row_bytes = head_count ", heads->head_count(),
                   " * head_bytes ", plane.head_bytes, ", got ", plane.row_bytes);
 }
 
@@ -82,6 +78,10 @@ std::string_view to_string(PlaneKind kind) {
   throw InvalidArgumentError(detail::message("expected a PlaneKind, got ", static_cast<int>(kind)));
 }
 
+std::string to_string(const Plane& plane) {
+  return detail::message("plane (layer ", plane.layer, ", ", to_string(plane.kind), ")");
+}
+
 PoolLayout::PoolLayout(Spec spec) : spec_(std::move(spec)) {
   detail::require(spec_.page_size >= 1 && spec_.page_size <= kMaxTokens / spec_.sharding.ranks(),
                   "expected page_size in [1, ", kMaxTokens, " / ranks] tokens, got ",
@@ -99,7 +99,7 @@ PoolLayout::PoolLayout(Spec spec) : spec_(std::move(spec)) {
     require_sizes(plane);
     require_heads(plane, spec_.heads);
     resolve_strides(plane, plane_page_rows(i), spec_.page_count);
-    detail::require(seen.emplace(plane.layer, plane.kind).second, plane_name(plane),
+    detail::require(seen.emplace(plane.layer, plane.kind).second, to_string(plane),
                     " is listed twice; planes are matched by layer and kind");
   }
 }

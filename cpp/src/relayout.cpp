@@ -21,10 +21,6 @@ constexpr std::int64_t kMaxTokenBytes = std::int64_t{1} << 22;
 
 using PlaneKey = std::pair<std::int64_t, PlaneKind>;
 
-std::string plane_name(const Plane& plane) {
-  return detail::message("plane (layer ", plane.layer, ", ", to_string(plane.kind), ")");
-}
-
 std::map<PlaneKey, std::int64_t> planes_by_key(const PoolLayout& layout) {
   std::map<PlaneKey, std::int64_t> planes;
   for (std::size_t i = 0; i < layout.planes().size(); ++i) {
@@ -47,7 +43,7 @@ Sharding plane_sharding(const PoolLayout& layout, const Plane& plane) {
 }
 
 void require_same_plane(const Plane& source, const Plane& destination) {
-  const auto name = plane_name(source);
+  const auto name = to_string(source);
   detail::require(source.dtype == destination.dtype, name,
                   ": expected the same dtype on both sides, got source ", source.dtype,
                   " and destination ", destination.dtype);
@@ -116,7 +112,7 @@ void Relayout::match_planes() {
     if (source_planes.contains(key)) continue;
     detail::require(
         !source_layers.contains(key.first),
-        plane_name(destination_->planes()[static_cast<std::size_t>(index)]),
+        to_string(destination_->planes()[static_cast<std::size_t>(index)]),
         ": expected on both sides, since both hold this layer, got it on the destination only");
     unmatched_destination_planes_.push_back(index);
   }
@@ -125,7 +121,7 @@ void Relayout::match_planes() {
     if (twin == destination_planes.end()) {
       detail::require(
           !destination_layers.contains(key.first),
-          plane_name(source_->planes()[static_cast<std::size_t>(index)]),
+          to_string(source_->planes()[static_cast<std::size_t>(index)]),
           ": expected on both sides, since both hold this layer, got it on the source only");
       unmatched_source_planes_.push_back(index);
       continue;
@@ -155,7 +151,7 @@ void Relayout::add_plane(const PlanePair& pair) {
   const Sharding destination_sharding = plane_sharding(*destination_, to);
   if (to.is_replicated && destination_->sharding().ranks() > 1 && source_sharding.ranks() > 1) {
     throw UnsupportedError(
-        detail::message(plane_name(from),
+        detail::message(to_string(from),
                         ": expected a source that holds all tokens, since the "
                         "destination replicates this plane, got one sharded over ",
                         source_sharding.ranks(), " ranks"));

@@ -54,6 +54,9 @@ struct Plane {
   bool operator==(const Plane&) const = default;
 };
 
+/// Layer and kind, as messages name a plane: "plane (layer 3, key)".
+[[nodiscard]] std::string to_string(const Plane& plane);
+
 /// All planes of one rank, and what the rank holds.
 class PoolLayout {
  public:
