@@ -66,7 +66,7 @@ class Relayout {
     return destination_;
   }
 
-  /// Groups that move bytes, sharded planes first; at most three.
+  /// Groups that move bytes, sharded planes first.
   [[nodiscard]] const std::vector<PlaneGroup>& groups() const noexcept { return groups_; }
   /// Tokens that the two ranks share under their shardings, whatever planes they hold.
   [[nodiscard]] const TokenPattern& pattern() const noexcept { return pattern_; }
