@@ -33,19 +33,6 @@ struct OwnedBlocks {
   }
 };
 
-void append_cell(std::vector<TokenCell>& cells, const TokenCell& cell) {
-  if (!cells.empty()) {
-    TokenCell& last = cells.back();
-    if (last.source_index + last.length == cell.source_index &&
-        last.destination_index + last.length == cell.destination_index &&
-        last.position + last.length == cell.position) {
-      last.length += cell.length;
-      return;
-    }
-  }
-  cells.push_back(cell);
-}
-
 }  // namespace
 
 TokenPattern::TokenPattern(const Sharding& source, const Sharding& destination) {
@@ -71,8 +58,8 @@ TokenPattern::TokenPattern(const Sharding& source, const Sharding& destination) 
     const std::int64_t begin = std::max(from.begin(i), to.begin(j));
     const std::int64_t end = std::min(from.end(i), to.end(j));
     if (begin < end) {
-      append_cell(cells_, {begin, rows_per_period_, from.local_index(i, begin),
-                           to.local_index(j, begin), end - begin});
+      cells_.push_back({begin, rows_per_period_, from.local_index(i, begin),
+                        to.local_index(j, begin), end - begin});
       rows_per_period_ += end - begin;
     }
     if (from.end(i) < to.end(j)) {
