@@ -135,8 +135,7 @@ class TransferOptions:
         """Return the token budget in whole pages of the group, None where bytes were given."""
         if self.pack_buffer_bytes:
             return None
-        alignment_tokens = layout.widened_page_tokens
-        return -(-self.pack_tokens // alignment_tokens) * alignment_tokens
+        return _whole_pages(layout, self.pack_tokens)
 
     def pack_bytes(self, layout: PoolLayout) -> int:
         """Return the bytes of one pack buffer for a pool."""
@@ -162,10 +161,13 @@ def budget_bytes(layout: PoolLayout, budget_tokens: int) -> int:
     What a buffer of that size holds for a given peer is the peer's business: see
     ``PackBufferLayout.capacity_for``.
     """
-    ranks = layout.sharding.ranks
-    alignment_tokens = layout.widened_page_tokens
-    tokens = -(-budget_tokens // alignment_tokens) * alignment_tokens
+    tokens = _whole_pages(layout, budget_tokens)
     sharded_bytes = sum(plane.row_bytes for plane in layout.planes if not plane.is_replicated)
     replicated_bytes = sum(plane.row_bytes for plane in layout.planes if plane.is_replicated)
-    rows = tokens // ranks + _UNEVEN_ROWS
+    rows = tokens // layout.sharding.ranks + _UNEVEN_ROWS
     return rows * sharded_bytes + tokens * replicated_bytes
+
+
+def _whole_pages(layout: PoolLayout, tokens: int) -> int:
+    """Return the tokens rounded up to whole widened pages."""
+    return -(-tokens // layout.widened_page_tokens) * layout.widened_page_tokens
