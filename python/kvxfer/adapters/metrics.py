@@ -32,6 +32,7 @@ class TransferTotals:
     segments: int = 0
     writes: int = 0
     packed_writes: int = 0
+    row_by_row_writes: int = 0
     row_writes: int = 0
     active_s: float = 0.0
     buffer_wait_s: float = 0.0
@@ -75,6 +76,10 @@ _SUMS = {
     "segments": ("transfer_segments", "Segments, counted once per peer."),
     "writes": ("transfer_writes", "Writes that were posted."),
     "packed_writes": ("transfer_packed_writes", "Writes out of a pack buffer."),
+    "row_by_row_writes": (
+        "transfer_row_by_row_writes",
+        "Writes that took rows one by one; 0 unless a benchmark asked for it.",
+    ),
     "row_writes": ("transfer_row_writes", "Writes that the same rows would take one by one."),
     "requests": ("transfer_requests", "Requests that have ended and whose writes are over."),
     "sends": ("transfer_sends", "Sends that the engine made."),

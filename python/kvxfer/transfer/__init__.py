@@ -41,7 +41,7 @@ array([37, 39, 17, 19], dtype=uint8)
 from kvxfer.transfer.control import ControlChannel
 from kvxfer.transfer.copies import HostCopies, Ready, RowCopies
 from kvxfer.transfer.manager import TransferManager
-from kvxfer.transfer.options import LandingMode, TransferOptions
+from kvxfer.transfer.options import LandingMode, PackingMode, TransferOptions
 from kvxfer.transfer.pool import LocalPool, MemorySpan
 from kvxfer.transfer.receiver import ReceiverRoom
 from kvxfer.transfer.room import Failure, RoomMetrics, RoomResult, RoomState
@@ -56,6 +56,7 @@ __all__ = [
     "LandingMode",
     "LocalPool",
     "MemorySpan",
+    "PackingMode",
     "Ready",
     "ReceiverRoom",
     "RoomMetrics",

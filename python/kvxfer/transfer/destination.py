@@ -10,6 +10,7 @@ import numpy as np
 from kvxfer import InvalidArgumentError, PageTable, Segment, landing_write, packed_writes
 from kvxfer.transfer.completion import NO_REGION, Completion
 from kvxfer.transfer.messages import Grant, Request
+from kvxfer.transfer.options import PackingMode
 from kvxfer.transfer.peers import Peer
 from kvxfer.transfer.pool import LocalPool
 from kvxfer.transfer.state import StateComponent, present
@@ -31,8 +32,11 @@ class Destination:
         If a field differs or is out of bounds; names the field and both values.
     """
 
-    def __init__(self, pool: LocalPool, peer: Peer, request: Request) -> None:
+    def __init__(
+        self, pool: LocalPool, peer: Peer, request: Request, packing: PackingMode = "auto"
+    ) -> None:
         self.peer = peer
+        self.packing = packing
         self.room_generation = request.room_generation
         self.source_index = request.source_index
         pair = peer.pair_from(pool.layout)
@@ -66,7 +70,15 @@ class Destination:
     @property
     def packs(self) -> bool:
         """Whether its rows go through a pack buffer."""
+        if self.is_row_by_row:
+            return False
         return self.owed_bytes > 0 and (self.relayout.needs_packing or self.lands)
+
+    @property
+    def is_row_by_row(self) -> bool:
+        """Whether its rows go one by one though packing would join them: asked for by name."""
+        is_asked_for = self.packing == "row_by_row"
+        return is_asked_for and self.owed_bytes > 0 and self.relayout.needs_packing
 
     @property
     def lands(self) -> bool:
@@ -93,8 +105,8 @@ class Destination:
 
     @property
     def mode(self) -> str:
-        """How its rows land."""
-        return self.landing.mode
+        """How its rows travel: as they land, or "row_by_row"."""
+        return "row_by_row" if self.is_row_by_row else self.landing.mode
 
     def packed_runs(self, segment: Segment, address: int, grant: Grant | None) -> Runs:
         """Return the writes of a packed segment: into a region, or to the final rows."""
@@ -172,18 +184,24 @@ class Destination:
         return table
 
     def _check_mode(self) -> None:
-        if (self.mode == "none") != (self.owed_bytes == 0):
+        mode = self.landing.mode
+        if (mode == "none") != (self.owed_bytes == 0):
             raise InvalidArgumentError(
-                f"landing mode is {self.mode!r}, but {self.owed_bytes} bytes are owed"
+                f"landing mode is {mode!r}, but {self.owed_bytes} bytes are owed"
             )
-        if self.mode == "in_place" and self.relayout.needs_unpacking:
+        if self.lands and self.packing == "row_by_row":
+            raise InvalidArgumentError(
+                "landing mode is 'landing', but the source packs nothing (packing is "
+                "'row_by_row'): expected 'in_place'"
+            )
+        if mode == "in_place" and self.relayout.needs_unpacking:
             raise InvalidArgumentError(
                 "landing mode is 'in_place', but the destination rows are strided: "
                 "expected 'landing'"
             )
         if self.lands != (self.landing.region_bytes > 0):
             raise InvalidArgumentError(
-                f"landing regions have {self.landing.region_bytes} bytes in mode {self.mode!r}"
+                f"landing regions have {self.landing.region_bytes} bytes in mode {mode!r}"
             )
 
     def _checked_state(self, component: StateComponent) -> StateComponent:

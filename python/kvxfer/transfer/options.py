@@ -9,10 +9,11 @@ from typing import Literal
 
 from kvxfer import InvalidArgumentError, PoolLayout
 
-__all__ = ["LandingMode", "Role", "TransferOptions"]
+__all__ = ["LandingMode", "PackingMode", "Role", "TransferOptions"]
 
 Role = Literal["sender", "receiver", "both"]
 LandingMode = Literal["auto", "in_place", "landing"]
+PackingMode = Literal["auto", "row_by_row"]
 
 # Rows that a budget of whole pages can need on top of its share when it is dealt to a number of
 # destination ranks that does not divide it: one per rank, for up to 64 ranks.
@@ -39,6 +40,11 @@ class TransferOptions:
         for as long as its writes may run.
     spare_patience_s : float
         How long a peer holds a buffer before the others may be given a spare one.
+    packing : {"auto", "row_by_row"}
+        How rows leave. "auto" packs the rows of every relayout that needs packing. "row_by_row" is
+        the baseline that benchmarks compare with: no pack buffer, one write per run of source rows,
+        one segment per send, however long. Refused where rows must land, so also where destination
+        rows are strided; the room's result and ``RoomMetrics.row_by_row_writes`` tell of it.
     landing : {"auto", "in_place", "landing"}
         How rows land in the own pool. "auto" estimates per room which way takes less time. A
         relayout that must unpack always lands.
@@ -84,6 +90,7 @@ class TransferOptions:
     pack_buffer_count: int = 2
     spare_pack_buffer_count: int = 2
     spare_patience_s: float = 1.0
+    packing: PackingMode = "auto"
     landing: LandingMode = "auto"
     landing_region_bytes: int = 0
     landing_region_count: int = 8
@@ -116,6 +123,8 @@ class TransferOptions:
                 )
         if self.role not in ("sender", "receiver", "both"):
             raise InvalidArgumentError(f"role is {self.role!r}, expected sender, receiver or both")
+        if self.packing not in ("auto", "row_by_row"):
+            raise InvalidArgumentError(f"packing is {self.packing!r}, expected auto or row_by_row")
         if self.landing not in ("auto", "in_place", "landing"):
             raise InvalidArgumentError(
                 f"landing is {self.landing!r}, expected auto, in_place or landing"
@@ -123,8 +132,13 @@ class TransferOptions:
 
     @property
     def sends(self) -> bool:
-        """Whether the manager has pack buffers."""
+        """Whether the manager may open rooms as a sender."""
         return self.role != "receiver"
+
+    @property
+    def packs(self) -> bool:
+        """Whether the manager has pack buffers."""
+        return self.sends and self.packing != "row_by_row"
 
     @property
     def receives(self) -> bool:

@@ -107,6 +107,9 @@ class RoomMetrics:
         Writes that were posted.
     packed_writes : int
         Those of them that read a pack buffer.
+    row_by_row_writes : int
+        Those of them that took rows one by one, though packing would have joined them: 0 unless the
+        manager was told ``packing="row_by_row"``.
     row_writes : int
         Writes that the same rows would take one by one: the cost of not packing.
     active_s : float
@@ -124,6 +127,7 @@ class RoomMetrics:
     segments: int = 0
     writes: int = 0
     packed_writes: int = 0
+    row_by_row_writes: int = 0
     row_writes: int = 0
     active_s: float = 0.0
     span_s: float = 0.0
@@ -144,7 +148,8 @@ class RoomResult:
     room : int
     state : RoomState
     modes : dict of str to str
-        Per peer: "in_place", "landing", or "none" where the peer's share is empty.
+        Per peer: "in_place", "landing", or "none" where the peer's share is empty; at a sender that
+        was told so, "row_by_row".
     metrics : RoomMetrics
     failure : Failure or None
     """

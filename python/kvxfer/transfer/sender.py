@@ -257,6 +257,8 @@ class SenderRoom(Room):
         self.metrics.writes += outgoing.handle.write_count
         if is_packed:
             self.metrics.packed_writes += outgoing.handle.write_count
+        elif outgoing.row_bytes and outgoing.destination.is_row_by_row:
+            self.metrics.row_by_row_writes += outgoing.handle.write_count
         self.touch()
 
     def outgoing_ended(self, outgoing: Outgoing, is_done: bool) -> None:
@@ -300,7 +302,7 @@ class SenderRoom(Room):
             )
         if any(d.peer.name == peer.name for d in self._destinations):
             raise InvalidArgumentError(f"receiver {peer.name} has asked for this room already")
-        destination = Destination(services.pool, peer, request)
+        destination = Destination(services.pool, peer, request, services.options.packing)
         for other in self._destinations:
             for what in ("prefix", "end"):
                 mine, theirs = getattr(other, what), getattr(destination, what)

@@ -45,7 +45,7 @@ class Buffers:
             spans.extend(MemorySpan(slot.address, slot.size_bytes) for slot in made)
             return made
 
-        pack_count = options.pack_buffer_count if options.sends else 0
+        pack_count = options.pack_buffer_count if options.packs else 0
         region_count = options.landing_region_count if options.receives else 0
         regions = [
             Region(slot.index, slot.address, slot.size_bytes, slot.memory)
