@@ -30,14 +30,20 @@ from kvxfer._core import (
     nccl_version,
     scratch_demand,
 )
+from kvxfer.sharded._admission import PageAllocator, ScratchBudget
 from kvxfer.sharded._environment import environment_conditions, nccl_wheel_path, node_name
 from kvxfer.sharded._host import HostPrefixAllgather
+from kvxfer.sharded._lanes import ExecutorLane, GatherLane, InlineLane
+from kvxfer.sharded._pool import ShardedPool
+from kvxfer.sharded._torch import torch_exchange
 
 __all__ = [
     "BlockLayout",
     "BlockOrder",
     "BlockSpan",
+    "ExecutorLane",
     "FallbackReason",
+    "GatherLane",
     "GatherPath",
     "GatherPlan",
     "GatherShape",
@@ -47,13 +53,17 @@ __all__ = [
     "HandshakeReport",
     "HostAllgather",
     "HostPrefixAllgather",
+    "InlineLane",
+    "PageAllocator",
     "PageMap",
     "RankConditions",
+    "ScratchBudget",
     "ScratchDemand",
     "ScratchLayout",
     "ScratchSpec",
     "ScratchTensor",
     "ScratchView",
+    "ShardedPool",
     "WindowOutcome",
     "decide_after_registration",
     "decide_gather_path",
@@ -64,4 +74,5 @@ __all__ = [
     "nccl_wheel_path",
     "node_name",
     "scratch_demand",
+    "torch_exchange",
 ]

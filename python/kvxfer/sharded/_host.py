@@ -4,13 +4,14 @@
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._core import (
     BlockLayout,
+    BlockOrder,
     GatherPath,
     HandshakeBoards,
     HostAllgather,
@@ -28,7 +29,7 @@ class HostPrefixAllgather:
 
     Every rank of the group constructs it, gathers the same slots in the same order and closes it.
     The scratch of all ranks lies in one memory file that rank 0 makes; nothing stays behind in the
-    file system. One thread at a time.
+    file system. One thread at a time, apart from view().
 
     Parameters
     ----------
@@ -37,8 +38,8 @@ class HostPrefixAllgather:
     rank : int
         Of this process.
     exchange : callable
-        Takes this rank's text and returns those of all ranks, in rank order; called three times,
-        the last in close(). It has its own bound.
+        Takes this rank's text and returns those of all ranks, in rank order; called twice, once for
+        each agree(), and in close(). It has its own bound.
     bound_seconds : float
         Of each wait for peers inside a gather.
 
@@ -94,6 +95,30 @@ class HostPrefixAllgather:
         self._side = HostAllgather(boards, self._rank, memory[: boards.bytes], windows)
         return ""
 
+    @property
+    def layout(self) -> ScratchLayout:
+        """Of the slots."""
+        return self._layout
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self._rank
+
+    def agree(self, words: str) -> None:
+        """Hold that all ranks say the same words; collective.
+
+        Raises
+        ------
+        TransferError
+            On every rank, with the ranks that say something else than rank 0.
+        """
+        said = self._exchange(words)
+        others = [rank for rank, text in enumerate(said) if text != said[0]]
+        if others:
+            message = f"expected {said[0]!r} as on rank 0, got {said[others[0]]!r}"
+            raise TransferError("group", _named(others), None, message)
+
     def view(self, slot: int, tensor: int) -> NDArray[np.uint8]:
         """Pages of a tensor in a slot: uint8, shape (page_count, page_bytes), no copy."""
         view = self._layout.view(slot, tensor)
@@ -108,12 +133,37 @@ class HostPrefixAllgather:
         pages = self._window[begin : begin + blocks.block_pages * page_bytes]
         return pages.reshape(blocks.block_pages, page_bytes)
 
+    def pack(
+        self,
+        slot: int,
+        blocks: BlockLayout,
+        stripes: Mapping[int, NDArray[np.uint8]],
+        pages: NDArray[np.int64],
+    ) -> None:
+        """Copy pages of this rank's stripe into its blocks of a slot.
+
+        Parameters
+        ----------
+        slot : int
+            Released since its last gather.
+        blocks : BlockLayout
+            Of the batch.
+        stripes : mapping from int to uint8 array, shape (pages, page_bytes), host
+            By the tensor's number in the layout.
+        pages : int64 array, shape (blocks.block_pages,)
+            GatherPlan.send_pages() of this rank.
+        """
+        for tensor, stripe in stripes.items():
+            np.take(stripe, pages, axis=0, out=self.block(blocks, slot, tensor), mode="clip")
+
     def next_tag(self, slot: int) -> int:
         """Count of the slot's next gather, from 1."""
         return self._open_side().next_tag(slot)
 
-    def gather(self, slot: int, tag: int, blocks: BlockLayout) -> GatherPath:
-        """Bring the blocks of all ranks into the slot.
+    def gather(
+        self, slot: int, tag: int, blocks: BlockLayout, *, tensors: Collection[int] | None = None
+    ) -> GatherPath:
+        """Bring the blocks of all ranks into the slot, all tensors under one handshake.
 
         Parameters
         ----------
@@ -123,6 +173,9 @@ class HostPrefixAllgather:
             The caller's own count of the slot's gathers, so that one it left out is seen.
         blocks : BlockLayout
             Of the batch; the own block is packed.
+        tensors : collection of int, optional
+            Numbers of those to bring, equal on all ranks; all of them without it. Joined blocks
+            come whole.
 
         Returns
         -------
@@ -138,7 +191,10 @@ class HostPrefixAllgather:
         InvalidArgumentError
             For a gather out of turn, or after one that failed.
         """
-        report = self._open_side().gather(slot, tag, blocks.spans(slot), self._bound_seconds)
+        side, spans = self._open_side(), blocks.spans(slot)
+        if tensors is not None and self._layout.spec.order is BlockOrder.DENSE:
+            spans = [span for tensor, span in enumerate(spans) if tensor in tensors]
+        report = side.gather(slot, tag, spans, self._bound_seconds)
         where = f"gather {tag} of slot {slot}"
         if report.skipped_ranks:
             peers = _named(report.skipped_ranks)
