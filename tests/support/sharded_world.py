@@ -50,7 +50,7 @@ class Inbox:
 
     rank: int
     queues: list[Any]
-    bound_seconds: float = 20.0
+    bound_seconds: float = 60.0
     step: int = 0
     early: list[tuple[int, int, str]] = field(default_factory=list)
 
@@ -147,7 +147,7 @@ def read_prefixes(job: Job, rank: int, inbox: Inbox) -> int:
     return Reader(job, rank, inbox).read_all()
 
 
-def _child(target: Callable[..., int], job: Job, rank: int, inbox: Inbox, results: Any) -> None:
+def _child(target: Callable[..., Any], job: Any, rank: int, inbox: Inbox, results: Any) -> None:
     try:
         results.put((rank, target(job, rank, inbox)))
     except BaseException as error:
@@ -155,21 +155,22 @@ def _child(target: Callable[..., int], job: Job, rank: int, inbox: Inbox, result
         results.put((rank, f"{type(error).__name__}: {error}"))
 
 
-def run(job: Job, timeout_seconds: float = 40.0) -> dict[int, int | str]:
-    """What every rank returned, or the words of what it raised; a rank that died is absent."""
+def run(
+    job: Any, timeout_seconds: float = 40.0, target: Callable[..., Any] = read_prefixes
+) -> dict[int, Any]:
+    """What `target` returned on every rank, or the words of what it raised; a rank that died is
+    absent."""
     context = multiprocessing.get_context("spawn")
     queues = [context.Queue() for _ in range(job.ranks)]
     results = context.Queue()
     children = [
-        context.Process(
-            target=_child, args=(read_prefixes, job, rank, Inbox(rank, queues), results)
-        )
+        context.Process(target=_child, args=(target, job, rank, Inbox(rank, queues), results))
         for rank in range(job.ranks)
     ]
     for child in children:
         child.start()
     expected = job.ranks - (1 if job.wrong == "dies" else 0)
-    found: dict[int, int | str] = {}
+    found: dict[int, Any] = {}
     deadline = time.monotonic() + timeout_seconds
     try:
         while len(found) < expected:
