@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line itself, and ``kvxfer doctor``."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main([name, "--help"])
+        cli.main([*name.split(), "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: kvxfer {name} ")
 
@@ -148,33 +150,78 @@ def test_plan_loads_nothing_heavy() -> None:
     assert [name for name in loaded if name.startswith(heavy)] == []
 
 
+def add_fake_command(
+    monkeypatch: pytest.MonkeyPatch, name: str, run: Callable[[argparse.Namespace], int]
+) -> None:
+    module = types.ModuleType("fake_command")
+    module.__dict__.update(add_arguments=lambda parser: parser.add_argument("number"), run=run)
+    monkeypatch.setitem(sys.modules, "fake_command", module)
+    monkeypatch.setitem(cli.COMMANDS, name, cli.Command("fake_command", "is no real one"))
+
+
 def fake_command(monkeypatch: pytest.MonkeyPatch, raised: BaseException) -> None:
-    def run(_: object) -> int:
+    def run(_: argparse.Namespace) -> int:
         raise raised
 
-    module = types.ModuleType("fake_command")
-    module.__dict__.update(add_arguments=lambda parser: None, run=run)
-    monkeypatch.setitem(sys.modules, "fake_command", module)
-    monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake_command", "fails"))
+    add_fake_command(monkeypatch, "fake", run)
+
+
+def test_a_command_of_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_fake_command(monkeypatch, "fake kind", lambda args: int(args.number))
+    assert cli.main(["fake", "kind", "7"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fake"], "kvxfer fake: the following arguments are required: command"),
+        (["fake", "fly"], "kvxfer fake: argument command: invalid choice: 'fly'"),
+        (["fake", "--json", "kind"], "kvxfer fake: the command comes first"),
+        (["fake", "kind"], "kvxfer fake kind: the following arguments are required: number"),
+        (["kind"], "kvxfer: argument command: invalid choice: 'kind'"),
+    ],
+)
+def test_wrong_words_of_a_group(
+    words: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    add_fake_command(monkeypatch, "fake kind", lambda args: 0)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith(says)
+
+
+def test_help_of_a_group_lists_its_commands_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_fake_command(monkeypatch, "fake kind", lambda args: 0)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fake", "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.endswith("commands:\n  kind  is no real one\n")
 
 
 def test_an_error_of_the_library_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_command(monkeypatch, kvxfer.CapacityError("expected 8 bytes, got 4"))
-    assert cli.main(["fake"]) == 1
+    assert cli.main(["fake", "7"]) == 1
     assert capsys.readouterr() == ("", "kvxfer fake: expected 8 bytes, got 4\n")
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_command(monkeypatch, KeyboardInterrupt())
-    assert cli.main(["fake"]) == 130
+    assert cli.main(["fake", "7"]) == 130
 
 
 def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_command(monkeypatch, ZeroDivisionError("fault"))
     with pytest.raises(ZeroDivisionError):
-        cli.main(["fake"])
+        cli.main(["fake", "7"])
 
 
 # --- doctor ---------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. A command's module is imported when the command is called, never before."""
+"""The command line. A command's module is imported when the command is called, never before.
+
+A command is one word, or two where several belong together: ``kvxfer bench compare``.
+"""
 
 import argparse
 import importlib
@@ -62,12 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         With status 0 after ``--help`` and ``--version``, with status 2 for wrong arguments.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = words[0] if words and words[0] in COMMANDS else _exit_from_top_level(words)
+    name = _named_command(words) or _exit_without_command(words)
     try:
         command = importlib.import_module(COMMANDS[name].module)
         parser = OneLineParser(prog=f"kvxfer {name}", description=COMMANDS[name].summary)
         command.add_arguments(parser)
-        status: int = command.run(parser.parse_args(words[1:]))
+        status: int = command.run(parser.parse_args(words[len(name.split()) :]))
         sys.stdout.flush()
     except kvxfer.Error as error:
         print(f"kvxfer {name}: {error}", file=sys.stderr)
@@ -89,17 +92,28 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _exit_from_top_level(words: list[str]) -> NoReturn:
+def _named_command(words: list[str]) -> str | None:
+    """Return the command that the words begin with."""
+    return next((name for name in COMMANDS if words[: len(name.split())] == name.split()), None)
+
+
+def _exit_without_command(words: list[str]) -> NoReturn:
     """Answer ``--help`` and ``--version``, and refuse anything that is no command."""
-    width = max(len(name) for name in COMMANDS)
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    group = words[0] if words and words[0] in groups else None
+    listed = {name.removeprefix(f"{group} "): command for name, command in COMMANDS.items()}
+    if group is not None:
+        listed = {name: command for name, command in listed.items() if name not in COMMANDS}
+    width = max(map(len, listed))
     parser = OneLineParser(
-        prog="kvxfer",
-        description=kvxfer.__doc__,
+        prog="kvxfer" if group is None else f"kvxfer {group}",
+        description=kvxfer.__doc__ if group is None else None,
         epilog="commands:\n"
-        + "\n".join(f"  {name:{width}}  {COMMANDS[name].summary}" for name in COMMANDS),
+        + "\n".join(f"  {name:{width}}  {command.summary}" for name, command in listed.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"kvxfer {kvxfer.__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below")
-    parser.parse_known_args(words)
+    if group is None:
+        parser.add_argument("--version", action="version", version=f"kvxfer {kvxfer.__version__}")
+    parser.add_argument("command", choices=listed, metavar="command", help="one of those below")
+    parser.parse_known_args(words if group is None else words[1:])
     parser.error("the command comes first")
