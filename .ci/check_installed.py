@@ -66,7 +66,7 @@ def check_import() -> None:
 
 def check_linked_libraries() -> None:
     """The modules load without a driver: they name no CUDA, NCCL or torch library."""
-    for name in ("kvxfer._core", "kvxfer._cuda"):
+    for name in ("kvxfer._core", "kvxfer._collective", "kvxfer._cuda"):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             continue

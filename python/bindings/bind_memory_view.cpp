@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "dlpack.hpp"
 #include "kvxfer/error.hpp"
 #include "tensor_view.hpp"
 
@@ -14,39 +15,6 @@ namespace py = pybind11;
 namespace kvxfer::bindings {
 
 namespace {
-
-// The structures of the DLPack specification (dmlc.github.io/dlpack), named here as the fields are
-// used.
-struct DlDevice {
-  std::int32_t type;
-  std::int32_t index;
-};
-
-struct DlTensor {
-  void* data;
-  DlDevice device;
-  std::int32_t dimension_count;
-  std::uint8_t type_code;
-  std::uint8_t type_bits;
-  std::uint16_t type_lanes;
-  std::int64_t* shape;
-  std::int64_t* strides;
-  std::uint64_t byte_offset;
-};
-
-struct DlManagedTensorVersioned {
-  std::uint32_t major;
-  std::uint32_t minor;
-  void* manager_context;
-  void (*deleter)(DlManagedTensorVersioned*);
-  std::uint64_t flags;
-  DlTensor tensor;
-};
-
-constexpr std::int32_t kDlCpu = 1;
-constexpr std::int32_t kDlCuda = 2;
-constexpr std::int32_t kDlCudaHost = 3;
-constexpr std::uint64_t kDlReadOnly = 1;
 
 /// No array has more elements, so that their bits are within int64.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;

@@ -21,7 +21,7 @@ UNHASHABLE = "__hash__: typing.ClassVar[None] = None"
 
 def native_modules() -> list[str]:
     """Names of the native modules of this installation."""
-    names = ["kvxfer._core", "kvxfer._cuda"]
+    names = ["kvxfer._core", "kvxfer._collective", "kvxfer._cuda"]
     return [name for name in names if importlib.util.find_spec(name) is not None]
 
 

@@ -50,7 +50,7 @@ CUDA_HEADERS = [
 ]
 # Modules and packages of python/kvxfer; those of one line do not use each other.
 PYTHON_UNITS = [
-    ["_core", "_cuda"],
+    ["_core", "_collective", "_cuda"],
     ["errors", "build_info"],
     ["__init__"],
     ["cuda"],

@@ -2,6 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A KV pool sharded by page over the ranks of a prefill worker, and the gather of its prefixes."""
 
+from kvxfer._collective import (
+    Communicator,
+    CtaPolicy,
+    NcclApi,
+    NcclError,
+    SymmetricWindow,
+    WindowView,
+)
 from kvxfer._core import (
     BlockLayout,
     BlockOrder,
@@ -31,9 +39,15 @@ from kvxfer._core import (
     scratch_demand,
 )
 from kvxfer.sharded._admission import PageAllocator, ScratchBudget
-from kvxfer.sharded._environment import environment_conditions, nccl_wheel_path, node_name
+from kvxfer.sharded._environment import (
+    driver_version,
+    environment_conditions,
+    nccl_wheel_path,
+    node_name,
+)
 from kvxfer.sharded._host import HostPrefixAllgather
 from kvxfer.sharded._lanes import ExecutorLane, GatherLane, InlineLane
+from kvxfer.sharded._nccl import find_nccl, nccl_report
 from kvxfer.sharded._pool import ShardedPool
 from kvxfer.sharded._torch import torch_exchange
 
@@ -41,6 +55,8 @@ __all__ = [
     "BlockLayout",
     "BlockOrder",
     "BlockSpan",
+    "Communicator",
+    "CtaPolicy",
     "ExecutorLane",
     "FallbackReason",
     "GatherLane",
@@ -54,6 +70,8 @@ __all__ = [
     "HostAllgather",
     "HostPrefixAllgather",
     "InlineLane",
+    "NcclApi",
+    "NcclError",
     "PageAllocator",
     "PageMap",
     "RankConditions",
@@ -64,12 +82,17 @@ __all__ = [
     "ScratchTensor",
     "ScratchView",
     "ShardedPool",
+    "SymmetricWindow",
     "WindowOutcome",
+    "WindowView",
     "decide_after_registration",
     "decide_gather_path",
+    "driver_version",
     "environment_conditions",
+    "find_nccl",
     "largest_spec",
     "make_gather_shape",
+    "nccl_report",
     "nccl_version",
     "nccl_wheel_path",
     "node_name",

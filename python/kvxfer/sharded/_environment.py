@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process finds of NCCL before it starts. Reads the environment and never writes it."""
 
+import ctypes
 import importlib.util
 import os
 import socket
@@ -37,6 +38,16 @@ def environment_conditions(environ: Mapping[str, str] = os.environ) -> RankCondi
     conditions.nccl_win_enable = environ.get("NCCL_WIN_ENABLE", "")
     conditions.nccl_cta_policy = environ.get("NCCL_CTA_POLICY", "")
     return conditions
+
+
+def driver_version() -> int:
+    """CUDA version of the driver, such as 13000; 0 without a driver. Makes no context."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    version = ctypes.c_int()
+    return version.value if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else 0
 
 
 def node_name() -> str:
