@@ -26,6 +26,21 @@ def test_example_prints_what_it_says(name: str) -> None:
     assert run.stdout == example["output"]
 
 
+def test_sharded_example_prints_what_it_says_on_two_ranks(tmp_path: Path) -> None:
+    example = next(match for match in EXAMPLE.finditer(README) if match["name"] == "sharded")
+    script = tmp_path / "gather.py"
+    script.write_text(example["code"])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*launcher, "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == example["output"]
+
+
 def test_plan_command_prints_a_plan() -> None:
     (line,) = re.findall(r"echo '(\{.*?\})' \| kvxfer plan -", README, re.S)
     run = subprocess.run(
