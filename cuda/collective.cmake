@@ -8,7 +8,8 @@ add_library(
   cuda/src/nccl_api.cpp
   cuda/src/rank_group.cpp
   cuda/src/communicator.cpp
-  cuda/src/symmetric_window.cpp)
+  cuda/src/symmetric_window.cpp
+  cuda/src/copy_engine_gather.cpp)
 add_library(kvxfer::collective ALIAS kvxfer_collective)
 target_include_directories(kvxfer_collective PUBLIC cuda/include PRIVATE cuda/src)
 target_link_libraries(

@@ -79,6 +79,24 @@ std::vector<HandshakeStep> gather_steps(const HandshakeBoards& boards, std::int6
   return steps;
 }
 
+std::vector<HandshakeStep> replay_steps(const HandshakeBoards& boards, std::int64_t rank,
+                                        std::int64_t slot) {
+  std::vector<HandshakeStep> steps;
+  std::vector<HandshakeStep> waited;
+  for (const HandshakeStep& step : gather_steps(boards, rank, slot, 1)) {
+    if (step.kind == StepKind::kCopy) {
+      steps.insert(steps.end(), waited.begin(), waited.end());
+      waited.clear();
+    }
+    steps.push_back(step);
+    if (step.kind == StepKind::kWait) {
+      waited.push_back({StepKind::kWrite, step.peer, step.word_offset_bytes, 0});
+    }
+  }
+  steps.insert(steps.end(), waited.begin(), waited.end());
+  return steps;
+}
+
 HandshakeReport judge(std::span<const ReadWord> words, std::uint32_t tag) {
   HandshakeReport report;
   for (const ReadWord& word : words) {

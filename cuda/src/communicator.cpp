@@ -113,6 +113,18 @@ void CommunicatorState::check() const {
   if (state != kNcclInProgress) nccl_check(*api_, state, "a collective");
 }
 
+void CommunicatorState::all_gather(std::byte* received, std::int64_t block_bytes,
+                                   CudaStream stream) const {
+  detail::require(stream != nullptr, "expected a stream of its own for a gather, got the default");
+  detail::require(received != nullptr && block_bytes >= 1,
+                  "expected memory and blocks of at least 1 byte, got ", block_bytes, " bytes at ",
+                  static_cast<const void*>(received));
+  const std::byte* sent = received + group_->rank() * block_bytes;
+  wait(api_->all_gather(sent, received, static_cast<std::size_t>(block_bytes), kNcclUint8, handle(),
+                        stream),
+       "ncclAllGather");
+}
+
 void CommunicatorState::abort() noexcept {
   is_aborted_.store(true);
   NcclComm comm = nullptr;
@@ -194,6 +206,10 @@ bool Communicator::is_aborted() const {
 }
 std::string Communicator::release_failure() const {
   return state_->release_failure();
+}
+void Communicator::all_gather(std::byte* received, std::int64_t block_bytes,
+                              CudaStream stream) const {
+  state_->all_gather(received, block_bytes, stream);
 }
 void Communicator::check() const {
   state_->check();

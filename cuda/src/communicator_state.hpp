@@ -5,6 +5,7 @@
 // What a communicator and its windows share; ends NCCL's communicator when the last of them goes.
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 
@@ -34,6 +35,8 @@ class CommunicatorState {
   /// @throws NcclError, or DeadlineError after the bound.
   void wait(int status, const char* call) const;
   void check() const;
+  /// As Communicator::all_gather().
+  void all_gather(std::byte* received, std::int64_t block_bytes, CudaStream stream) const;
   void abort() noexcept;
   void destroy();
 

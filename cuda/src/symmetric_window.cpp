@@ -225,7 +225,6 @@ std::byte* SymmetricWindow::peer_data(std::int64_t rank, std::int64_t offset_byt
 
 void SymmetricWindow::all_gather(std::int64_t offset_bytes, std::int64_t block_bytes,
                                  CudaStream stream) const {
-  detail::require(stream != nullptr, "expected a stream of its own for a gather, got the default");
   detail::require(registration_->memory != nullptr, "expected an open window, got a closed one");
   const CommunicatorState& communicator = registration_->memory->communicator();
   const std::int64_t ranks = communicator.group().ranks();
@@ -233,12 +232,7 @@ void SymmetricWindow::all_gather(std::int64_t offset_bytes, std::int64_t block_b
                   "expected blocks of 1 to ", registration_->size_bytes / ranks, " bytes, got ",
                   block_bytes);
   require_inside(offset_bytes, ranks * block_bytes);
-  std::byte* received = registration_->memory->data() + offset_bytes;
-  const std::byte* sent = received + communicator.group().rank() * block_bytes;
-  communicator.wait(
-      communicator.api().all_gather(sent, received, static_cast<std::size_t>(block_bytes),
-                                    kNcclUint8, communicator.handle(), stream),
-      "ncclAllGather");
+  communicator.all_gather(registration_->memory->data() + offset_bytes, block_bytes, stream);
 }
 
 void SymmetricWindow::close() {

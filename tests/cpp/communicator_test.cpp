@@ -132,6 +132,24 @@ TEST(Communicator, TellsALinkThatFailed) {
   EXPECT_EQ(nccl.count("destroy", 0), 1);
 }
 
+TEST(Communicator, GathersInOrdinaryMemory) {
+  const FakeNccl nccl({.version = 22809});
+  expect_no_error(run_fake_ranks(nccl, 3, [](FakeRank& mine) {
+    const Communicator communicator = mine.connect(CtaPolicy::kDefault);
+    std::vector<std::byte> memory(3 * 8, std::byte{0xee});
+    std::fill_n(memory.begin() + mine.rank * 8, 8, static_cast<std::byte>(mine.rank));
+    const auto stream = reinterpret_cast<CudaStream>(0x40);
+    communicator.all_gather(memory.data(), 8, stream);
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      ASSERT_EQ(static_cast<std::size_t>(memory[i]), i / 8) << "byte " << i;
+    }
+    EXPECT_THROW(communicator.all_gather(memory.data(), 8, nullptr), InvalidArgumentError);
+    EXPECT_THROW(communicator.all_gather(memory.data(), 0, stream), InvalidArgumentError);
+    EXPECT_THROW(communicator.all_gather(nullptr, 8, stream), InvalidArgumentError);
+  }));
+  EXPECT_EQ(nccl.count("all_gather"), 3);
+}
+
 TEST(Communicator, EndsAfterTheGraphsThatHoldIt) {
   const FakeNccl nccl;
   expect_no_error(run_fake_ranks(nccl, 2, [&](FakeRank& mine) {

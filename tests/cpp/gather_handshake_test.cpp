@@ -82,6 +82,27 @@ TEST(GatherSteps, OfOneRankAreNone) {
   EXPECT_THAT(credit_steps(HandshakeBoards(1, 2), 0, 1, 1), IsEmpty());
 }
 
+TEST(ReplaySteps, SetBackWhatTheyWaitedFor) {
+  const HandshakeBoards boards(3, 2);
+  const auto steps = replay_steps(boards, 1, 0);
+  using K = StepKind;
+  std::vector<StepKind> kinds;
+  std::vector<std::uint32_t> tags;
+  for (const HandshakeStep& step : steps) {
+    kinds.push_back(step.kind);
+    tags.push_back(step.tag);
+  }
+  EXPECT_THAT(kinds, ElementsAre(K::kWait, K::kWait, K::kWrite, K::kWrite, K::kCopy, K::kCopy,
+                                 K::kWrite, K::kWrite, K::kWait, K::kWait, K::kWrite, K::kWrite));
+  EXPECT_THAT(tags, ElementsAre(1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0));
+  // The words of the own board, in the order of the waits.
+  for (const std::size_t i : {0U, 1U, 8U, 9U}) {
+    EXPECT_EQ(steps[i + 2].word_offset_bytes, steps[i].word_offset_bytes);
+  }
+  EXPECT_EQ(steps[6].word_offset_bytes, boards.done_offset_bytes(2, 0, 1));
+  EXPECT_THAT(replay_steps(HandshakeBoards(1, 2), 0, 1), IsEmpty());
+}
+
 TEST(Judge, TellsMissingFromSkipped) {
   const std::vector<ReadWord> words{{0, 6}, {2, 7}, {3, 8}, {4, 4}};
   const HandshakeReport report = judge(words, 7);

@@ -46,6 +46,8 @@ CUDA_HEADERS = [
     "rank_group",
     "communicator",
     "symmetric_window",
+    "copy_engine_gather",
+    "stream_calls",
     "prefix_allgather",
 ]
 # Modules and packages of python/kvxfer; those of one line do not use each other.

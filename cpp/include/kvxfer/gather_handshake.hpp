@@ -83,6 +83,12 @@ struct HandshakeStep {
                                                       std::int64_t rank, std::int64_t slot,
                                                       std::uint32_t tag);
 
+/// The same gather with words that are 0 or 1, so that a captured graph can be replayed: a rank
+/// sets what it waited for back to 0 before it tells its peers that it has come further, and no
+/// peer writes the word again before it was told. A gather that was left out cannot be seen.
+[[nodiscard]] std::vector<HandshakeStep> replay_steps(const HandshakeBoards& boards,
+                                                      std::int64_t rank, std::int64_t slot);
+
 /// Peers that keep a rank from going on.
 struct HandshakeReport {
   std::vector<std::int64_t> missing_ranks;  ///< not there yet

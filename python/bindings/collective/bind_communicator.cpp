@@ -79,6 +79,20 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly(
           "release_failure", &Communicator::release_failure,
           "First failure of a release that nobody could be told; empty for none.")
+      .def(
+          "all_gather",
+          [](const Communicator& communicator, std::uintptr_t address, std::int64_t block_bytes,
+             std::intptr_t stream) {
+            communicator.all_gather(reinterpret_cast<std::byte*>(address), block_bytes,
+                                    reinterpret_cast<void*>(stream));
+          },
+          py::arg("address"), py::arg("block_bytes"), py::kw_only(), py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>(),
+          R"(Enqueue an in-place gather in ordinary device memory.
+
+Block r, at address + r * block_bytes, reaches all ranks. The stream is the handle of one of its
+own, not 0. The memory must outlive the gather.
+)")
       .def("check", &Communicator::check, py::call_guard<py::gil_scoped_release>(),
            "Raise NcclError if a peer or a link failed since.")
       .def("abort", &Communicator::abort, py::call_guard<py::gil_scoped_release>(),

@@ -6,6 +6,7 @@
 // environment's, its start is bounded, and it ends after everything that uses it.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -53,6 +54,11 @@ class Communicator {
   [[nodiscard]] const CommunicatorOptions& options() const;
   [[nodiscard]] NcclComm handle() const;
   [[nodiscard]] bool is_aborted() const;
+
+  /// Enqueues an in-place gather in ordinary device memory: rank r's `block_bytes` at
+  /// received + r * block_bytes reach every rank. The memory must outlive it.
+  /// @throws InvalidArgumentError for no memory, empty blocks or the default stream.
+  void all_gather(std::byte* received, std::int64_t block_bytes, CudaStream stream) const;
 
   /// @throws NcclError if a peer or a link failed since; InvalidArgumentError once it ended.
   void check() const;
