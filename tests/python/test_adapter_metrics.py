@@ -61,10 +61,17 @@ def test_the_wait_for_a_buffer_is_counted() -> None:
         assert wire is not None
         job = Job([source], destinations, 16, landing="in_place").open()
         job.send(16, is_final=True)
-        for seconds in (3.0, 0.5):
-            wait_until(lambda: len(wire.running()) == 2)
-            clock.advance(seconds)
-            wire.complete_all()
+
+        def is_waiting() -> bool:
+            return source.manager.counters["pack_buffer_rooms_waiting"] == 1
+
+        # The clock stands still until the room has found that no buffer is free.
+        wait_until(lambda: len(wire.running()) == 2 and is_waiting())
+        clock.advance(3.0)
+        wire.complete_all()
+        wait_until(lambda: len(wire.running()) == 2 and not is_waiting())
+        clock.advance(0.5)
+        wire.complete_all()
         job.wait().check()
         assert job.senders[0].transfer_metrics.buffer_wait_s == 3.0
 

@@ -122,20 +122,31 @@ class Engine:
         self.number, self.source, self.destinations = number, source, destinations
         self.pages = list(range(16 * number, 16 * number + 16))
         self.ends: Counter[RoomState] = Counter()
+        self._rng = np.random.default_rng(number)
 
     def run(self) -> None:
         for turn in range(25):
             room, end = 1 + self.number + 4 * turn, 9 + turn % 9
             job = Job([self.source], self.destinations, end, room=room, item=self.number)
             job.source_pages, job.destination_pages = [Pages(self.pages)], [Pages(self.pages)] * 2
+            self.renew_rows()
             if turn % 5 == 4:
                 job.open().receivers[0].abort("client went away")
                 job.wait()
                 wait_until(lambda job=job: not any(r.pages_held for r in job.requests))  # type: ignore[misc]
             else:
                 job.run(5)
+                reasons = [request.failure_reason for request in job.requests]
+                assert not any(reasons), reasons
                 self.check_rows(end)
             self.ends.update(job.states)
+
+    def renew_rows(self) -> None:
+        """Fill the own pages with other noise on every side, so that an earlier turn shows."""
+        for worker in (self.source, *self.destinations):
+            for array, plane in zip(worker.arrays, worker.layout.planes, strict=True):
+                pages = array.reshape(-1, plane.page_stride_bytes)
+                pages[self.pages] = self._rng.integers(0, 256, pages[self.pages].shape, np.uint8)
 
     def check_rows(self, end: int) -> None:
         """Assert that moving the rows once more would change nothing on the own pages."""

@@ -48,13 +48,16 @@ _numbers = itertools.count(1)
 
 
 def wait_until(
-    is_true: Callable[[], bool], what: str = "condition", wait_s: float = WAIT_S
+    is_true: Callable[[], bool],
+    what: str | Callable[[], str] = "condition",
+    wait_s: float = WAIT_S,
 ) -> None:
     """Wait for what other threads do."""
     deadline = time.monotonic() + wait_s
     while not is_true():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} does not hold after {wait_s} s")
+            words = what if isinstance(what, str) else what()
+            raise TimeoutError(f"{words} does not hold after {wait_s} s")
         time.sleep(0.0005)
 
 
@@ -172,7 +175,8 @@ class Site:
         """Assert that nothing of any request is left anywhere."""
         for worker in self.workers:
             wait_until(
-                lambda worker=worker: not held(worker), f"{worker.name}: {held(worker)}", 10.0
+                lambda worker=worker: not held(worker),
+                lambda worker=worker: f"{worker.name}: that it holds nothing ({held(worker)})",
             )
 
 
@@ -192,6 +196,7 @@ HELD = (
     "receiver_rooms",
     "held_page_rooms",
     "pack_buffers_leased",
+    "pack_buffer_rooms_waiting",
     "landing_regions_held",
     "landing_rooms_waiting",
     "metadata_slots_leased",

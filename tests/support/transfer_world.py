@@ -198,6 +198,7 @@ class World:
                     "receiver_rooms",
                     "held_page_rooms",
                     "pack_buffers_leased",
+                    "pack_buffer_rooms_waiting",
                     "landing_regions_held",
                     "landing_rooms_waiting",
                     "metadata_slots_leased",

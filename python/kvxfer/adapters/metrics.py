@@ -91,6 +91,7 @@ _GAUGES = {
     "receiver_rooms": "Receivers that are open, or whose writes may still run.",
     "held_page_rooms": "Requests whose pages must not be reused.",
     "pack_buffers_leased": "Pack buffers in use.",
+    "pack_buffer_rooms_waiting": "Requests that wait for a pack buffer.",
     "landing_regions_held": "Landing regions in use.",
     "landing_rooms_waiting": "Requests that wait for a landing region.",
     "metadata_slots_leased": "Metadata slots in use.",

@@ -22,6 +22,7 @@ def counters_of(
         "lingering_rooms": senders.lingering_count + receivers.lingering_count,
         "held_page_rooms": sum(room.pages_held for room in [*senders, *receivers]),
         "pack_buffers_leased": buffers.ring.leased_count,
+        "pack_buffer_rooms_waiting": buffers.ring.waiting_count,
         "landing_regions_held": buffers.landing.held_count,
         "landing_rooms_waiting": buffers.landing.waiting_count,
         "metadata_slots_leased": buffers.inbox.leased_count + buffers.outbox.leased_count,

@@ -88,8 +88,9 @@ class RoomTable(Generic[R]):
         return active.state if active is not None else self._closed.get(room, RoomState.FAILED)
 
     def was_closed(self, room: int) -> bool:
-        """Return whether a room of this id has ended lately."""
-        return room in self._closed
+        """Return whether a room of this id has ended lately, and none has been opened since."""
+        active = self._active.get(room)
+        return active.state.is_over if active is not None else room in self._closed
 
     def sweep(self) -> None:
         """Let go of rooms that have ended and whose writes are over."""
