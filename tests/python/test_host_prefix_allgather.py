@@ -10,6 +10,7 @@ from kvxfer.errors import TransferError
 from kvxfer.sharded import (
     BlockLayout,
     BlockOrder,
+    FallbackReason,
     GatherPath,
     GatherShape,
     HostPrefixAllgather,
@@ -63,7 +64,8 @@ def test_one_rank_gathers_in_turn() -> None:
     world = HostPrefixAllgather(layout, 0, lambda text: [text])
     blocks = BlockLayout(layout, 2)
     world.block(blocks, 0, 0)[:] = 7
-    assert world.gather(0, world.next_tag(0), blocks) is GatherPath.HOST_COPY
+    assert world.gather(0, world.next_tag(0), blocks) is GatherPath.NONE
+    assert world.verdict.reason is FallbackReason.ONE_RANK
     assert world.view(0, 0)[:2].min() == 7
     assert world.view(0, 0).shape == (6, 64)
     with pytest.raises(ValueError, match="to be released"):

@@ -155,6 +155,21 @@ def test_every_layer_of_two_batches_is_read_through_the_scratch(order: BlockOrde
     world.pool.close()
 
 
+def test_a_slot_is_given_free_early_where_the_reader_says_so() -> None:
+    world = World()
+    world.pool.begin(PLAN)
+    world.pool.read(0)
+    world.log.clear()
+    world.pool.release(0)
+    world.pool.release(0)
+    world.pool.release(2)  # not gathered yet
+    assert world.log == ["release 0"]
+    with pytest.raises(InvalidArgumentError, match="got layer -1"):
+        world.pool.read(0)
+    assert "release 0" not in world.read_of(1)
+    world.expect_pages(2, [9, 3, 20])
+
+
 def test_layers_are_read_in_order() -> None:
     world = World()
     with pytest.raises(InvalidArgumentError, match="expected a batch that was begun"):
@@ -318,7 +333,7 @@ def test_stripes_that_do_not_fit_are_refused() -> None:
         ShardedPool([], SHAPE, world.allgather)
     frozen = make_stripes()
     frozen[0]["kv"].flags.writeable = False
-    with pytest.raises(InvalidArgumentError, match="kv of layer 0 C-contiguous and writable"):
+    with pytest.raises(InvalidArgumentError, match="kv of layer 0 writable, got a read-only"):
         ShardedPool(frozen, SHAPE, world.allgather)
     other = make_gather_shape(
         ranks=1, page_size=PAGE, logical_page_count=32, context_tokens=44, chunk_tokens=12

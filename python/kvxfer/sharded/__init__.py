@@ -39,17 +39,20 @@ from kvxfer._core import (
     scratch_demand,
 )
 from kvxfer.sharded._admission import PageAllocator, ScratchBudget
+from kvxfer.sharded._device import DeviceCalls, DevicePrefixAllgather
 from kvxfer.sharded._environment import (
     driver_version,
     environment_conditions,
     nccl_wheel_path,
     node_name,
 )
+from kvxfer.sharded._group import agree_on_path
 from kvxfer.sharded._host import HostPrefixAllgather
-from kvxfer.sharded._lanes import ExecutorLane, GatherLane, InlineLane
+from kvxfer.sharded._lanes import ExecutorLane, GatherLane, InlineLane, StreamLane
 from kvxfer.sharded._nccl import find_nccl, nccl_report
 from kvxfer.sharded._pool import ShardedPool
-from kvxfer.sharded._torch import torch_exchange
+from kvxfer.sharded._protocol import PrefixAllgather
+from kvxfer.sharded._torch import torch_device_calls, torch_exchange
 
 __all__ = [
     "BlockLayout",
@@ -57,6 +60,8 @@ __all__ = [
     "BlockSpan",
     "Communicator",
     "CtaPolicy",
+    "DeviceCalls",
+    "DevicePrefixAllgather",
     "ExecutorLane",
     "FallbackReason",
     "GatherLane",
@@ -74,6 +79,7 @@ __all__ = [
     "NcclError",
     "PageAllocator",
     "PageMap",
+    "PrefixAllgather",
     "RankConditions",
     "ScratchBudget",
     "ScratchDemand",
@@ -82,9 +88,11 @@ __all__ = [
     "ScratchTensor",
     "ScratchView",
     "ShardedPool",
+    "StreamLane",
     "SymmetricWindow",
     "WindowOutcome",
     "WindowView",
+    "agree_on_path",
     "decide_after_registration",
     "decide_gather_path",
     "driver_version",
@@ -97,5 +105,6 @@ __all__ = [
     "nccl_wheel_path",
     "node_name",
     "scratch_demand",
+    "torch_device_calls",
     "torch_exchange",
 ]

@@ -5,17 +5,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from kvxfer._core import BlockLayout, GatherPlan, InvalidArgumentError
-from kvxfer.sharded._host import HostPrefixAllgather
 from kvxfer.sharded._lanes import GatherLane
+from kvxfer.sharded._protocol import PrefixAllgather
 
 __all__ = ["SLOTS", "LayerAhead"]
 
 SLOTS = 2
+_EMPTY = (-1, 0)
 
 
 def _ready() -> None:
@@ -26,7 +25,7 @@ def _ready() -> None:
 class _Slot:
     """A scratch slot: the layer and batch that it holds, and the wait until it holds them."""
 
-    resident: tuple[int, int] = (-1, 0)
+    resident: tuple[int, int] = _EMPTY
     ready: Callable[[], None] = _ready
     is_held: bool = False  # gathered and not released since
 
@@ -36,7 +35,7 @@ class _Batch:
     """What the gathers of a batch need."""
 
     blocks: BlockLayout
-    send_pages: NDArray[np.int64]
+    send_pages: Any
     started_layers: int = 0
 
 
@@ -45,9 +44,9 @@ class LayerAhead:
 
     Parameters
     ----------
-    stripes : sequence of mappings from int to uint8 array, shape (pages, page_bytes), host
+    stripes : sequence of mappings from int to uint8 array, shape (pages, page_bytes)
         Of each layer, by the tensor's number in the gather's layout.
-    allgather : HostPrefixAllgather
+    allgather : PrefixAllgather
         Of this pool.
     lane : GatherLane
         Where the gathers run.
@@ -57,8 +56,8 @@ class LayerAhead:
 
     def __init__(
         self,
-        stripes: Sequence[Mapping[int, NDArray[np.uint8]]],
-        allgather: HostPrefixAllgather,
+        stripes: Sequence[Mapping[int, Any]],
+        allgather: PrefixAllgather,
         lane: GatherLane,
         loaded: Callable[[int], None],
     ) -> None:
@@ -77,7 +76,7 @@ class LayerAhead:
         if plan.block_pages == 0:
             return
         self._epoch += 1
-        self._batch = _Batch(blocks, plan.send_pages(self._allgather.rank))
+        self._batch = _Batch(blocks, self._allgather.send_pages(plan))
         try:
             self._start(self._batch, 0)
         except BaseException:
@@ -99,6 +98,13 @@ class LayerAhead:
         self._wait(slot)
         if layer + 1 < len(self._stripes):
             self._start(self._batch, layer + 1)
+
+    def release(self, layer: int) -> None:
+        """Let peers write the layer's slot before its next gather begins."""
+        slot = self._slots[layer % SLOTS]
+        if slot.resident == (layer, self._epoch) and slot.is_held:
+            self._release(layer % SLOTS)
+            slot.resident = _EMPTY
 
     def end(self) -> None:
         """Gather what was not read, so that peers that read it do not wait for this rank."""
@@ -132,13 +138,15 @@ class LayerAhead:
         number = layer % SLOTS
         slot = self._slots[number]
         if slot.is_held:
-            # Here and not when the layer was read: a slot is not released beside a gather.
-            self._allgather.release(number)
-            slot.is_held = False
+            self._release(number)
         stripes = self._stripes[layer]
         self._allgather.pack(number, batch.blocks, stripes, batch.send_pages)
         self._allgather.gather(number, tag, batch.blocks, tensors=stripes)
         slot.is_held = True
+
+    def _release(self, number: int) -> None:
+        self._allgather.release(number)
+        self._slots[number].is_held = False
 
     def _tag(self, layer: int) -> int:
         """Count of the slot's gathers, from batches and layers, so that one left out is seen."""

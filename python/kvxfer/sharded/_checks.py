@@ -2,21 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sharded pool checks of the arrays that it is given."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer._core import GatherShape, InvalidArgumentError, ScratchSpec
+from kvxfer._core import GatherShape, InvalidArgumentError, ScratchSpec, memory_view
 from kvxfer.sharded._ahead import SLOTS
 
 __all__ = ["require_fit", "row_bytes"]
 
 
 def require_fit(
-    stripes: list[dict[str, NDArray[np.uint8]]], shape: GatherShape, spec: ScratchSpec
+    stripes: Sequence[Mapping[str, Any]], shape: GatherShape, spec: ScratchSpec
 ) -> None:
-    """Hold that a pool's stripes, shape and layout are of one size."""
+    """Hold that a pool's stripes, shape and layout fit each other."""
     got = (spec.ranks, spec.prefix_region_pages, spec.chunk_region_pages, spec.slot_count)
     expected = (shape.ranks, shape.prefix_region_pages, shape.chunk_region_pages, SLOTS)
     if got != expected:
@@ -35,14 +36,15 @@ def require_fit(
                     f"expected tensors of {sorted(sizes)}, got {name!r} in layer {layer}"
                 )
             fits = stripe.ndim == 2 and stripe.shape[0] >= least_pages
-            if not fits or stripe.shape[1] != sizes[name] or stripe.dtype != np.uint8:
+            is_bytes = str(stripe.dtype).endswith("uint8")  # of NumPy or another framework
+            if not fits or stripe.shape[1] != sizes[name] or not is_bytes:
                 raise InvalidArgumentError(
                     f"expected {name} of layer {layer} as uint8 of shape (at least {least_pages}, "
-                    f"{sizes[name]}), got {stripe.dtype} of shape {stripe.shape}"
+                    f"{sizes[name]}), got {stripe.dtype} of shape {tuple(stripe.shape)}"
                 )
-            if not (stripe.flags.c_contiguous and stripe.flags.writeable):
+            if memory_view(stripe).is_read_only:  # refuses arrays with gaps
                 raise InvalidArgumentError(
-                    f"expected {name} of layer {layer} C-contiguous and writable, got another"
+                    f"expected {name} of layer {layer} writable, got a read-only array"
                 )
 
 

@@ -2,25 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefix gather between processes of one host, on memory that they share."""
 
-import mmap
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._core import (
     BlockLayout,
-    BlockOrder,
     GatherPath,
+    GatherPlan,
+    GatherVerdict,
     HandshakeBoards,
     HostAllgather,
     InvalidArgumentError,
+    RankConditions,
     ScratchLayout,
+    decide_gather_path,
 )
 from kvxfer.errors import DeadlineError, TransferError
+from kvxfer.sharded._group import Exchange, agree, map_shared, named
+from kvxfer.sharded._protocol import spans_of
 
-Exchange = Callable[[str], list[str]]
 _PAGE = 4096
 
 
@@ -29,7 +31,8 @@ class HostPrefixAllgather:
 
     Every rank of the group constructs it, gathers the same slots in the same order and closes it.
     The scratch of all ranks lies in one memory file that rank 0 makes; nothing stays behind in the
-    file system. One thread at a time, apart from view().
+    file system. One thread at a time, apart from view() and from release() of a slot that
+    is not being gathered.
 
     Parameters
     ----------
@@ -49,8 +52,6 @@ class HostPrefixAllgather:
         On every rank, when layouts differ or a rank cannot map the memory.
     """
 
-    path = GatherPath.HOST_COPY
-
     def __init__(
         self, layout: ScratchLayout, rank: int, exchange: Exchange, *, bound_seconds: float = 30.0
     ) -> None:
@@ -59,41 +60,21 @@ class HostPrefixAllgather:
         self._exchange = exchange
         self._bound_seconds = bound_seconds
         self._side: HostAllgather | None = None
+        conditions = RankConditions()
+        conditions.is_host_pool = True
+        self._verdict = decide_gather_path([conditions] * layout.spec.ranks)
         boards = HandshakeBoards(layout.spec.ranks, layout.spec.slot_count)
-        size = _rounded_up(boards.bytes) + layout.spec.ranks * layout.bytes
-        file = _made_file(size) if rank == 0 else None
-        try:
-            place = f" /proc/{os.getpid()}/fd/{file}" if file is not None else ""
-            failure = self._map(boards, size, exchange(f"{layout.fingerprint}{place}"))
-            failures = exchange(failure)
-        finally:
-            if file is not None:
-                os.close(file)
-        failed = [r for r, text in enumerate(failures) if text]
-        if failed:
-            self._side = None
-            words = "; ".join(f"rank {r}: {failures[r]}" for r in failed)
-            message = f"expected all ranks to map the scratch of the group, got {words}"
-            raise TransferError("group", _named(failed), None, message)
+        begin, window_bytes = -(-boards.bytes // _PAGE) * _PAGE, layout.bytes
 
-    def _map(self, boards: HandshakeBoards, size: int, offers: list[str]) -> str:
-        """Map what rank 0 offers and write the own first words; why not, or empty."""
-        first, _, place = offers[0].partition(" ")
-        if offers[self._rank].partition(" ")[0] != first:
-            return "its layout differs from that of rank 0"
-        try:
-            file = os.open(place, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                memory = np.frombuffer(mmap.mmap(file, size), np.uint8)
-            finally:
-                os.close(file)
-        except OSError as error:
-            return f"cannot map {place}: {error}"
-        begin, window_bytes = _rounded_up(boards.bytes), self._layout.bytes
-        windows = [memory[begin + r * window_bytes :][:window_bytes] for r in range(boards.ranks)]
-        self._window = windows[self._rank]
-        self._side = HostAllgather(boards, self._rank, memory[: boards.bytes], windows)
-        return ""
+        def prepare(memory: NDArray[np.uint8]) -> None:
+            windows = [
+                memory[begin + r * window_bytes :][:window_bytes] for r in range(boards.ranks)
+            ]
+            self._window = windows[rank]
+            self._side = HostAllgather(boards, rank, memory[: boards.bytes], windows)
+
+        size_bytes = begin + boards.ranks * window_bytes
+        map_shared(exchange, rank, size_bytes, str(layout.fingerprint), prepare)
 
     @property
     def layout(self) -> ScratchLayout:
@@ -105,6 +86,11 @@ class HostPrefixAllgather:
         """Of this process."""
         return self._rank
 
+    @property
+    def verdict(self) -> GatherVerdict:
+        """Copies on the host; nothing for one rank."""
+        return self._verdict
+
     def agree(self, words: str) -> None:
         """Hold that all ranks say the same words; collective.
 
@@ -113,11 +99,7 @@ class HostPrefixAllgather:
         TransferError
             On every rank, with the ranks that say something else than rank 0.
         """
-        said = self._exchange(words)
-        others = [rank for rank, text in enumerate(said) if text != said[0]]
-        if others:
-            message = f"expected {said[0]!r} as on rank 0, got {said[others[0]]!r}"
-            raise TransferError("group", _named(others), None, message)
+        agree(self._exchange, words)
 
     def view(self, slot: int, tensor: int) -> NDArray[np.uint8]:
         """Pages of a tensor in a slot: uint8, shape (page_count, page_bytes), no copy."""
@@ -132,6 +114,10 @@ class HostPrefixAllgather:
         begin = blocks.block_offset_bytes(slot, tensor, self._rank)
         pages = self._window[begin : begin + blocks.block_pages * page_bytes]
         return pages.reshape(blocks.block_pages, page_bytes)
+
+    def send_pages(self, plan: GatherPlan) -> NDArray[np.int64]:
+        """Local pages that this rank packs: int64, shape (plan.block_pages,)."""
+        return plan.send_pages(self._rank)
 
     def pack(
         self,
@@ -151,7 +137,7 @@ class HostPrefixAllgather:
         stripes : mapping from int to uint8 array, shape (pages, page_bytes), host
             By the tensor's number in the layout.
         pages : int64 array, shape (blocks.block_pages,)
-            GatherPlan.send_pages() of this rank.
+            As send_pages() made them.
         """
         for tensor, stripe in stripes.items():
             np.take(stripe, pages, axis=0, out=self.block(blocks, slot, tensor), mode="clip")
@@ -191,20 +177,18 @@ class HostPrefixAllgather:
         InvalidArgumentError
             For a gather out of turn, or after one that failed.
         """
-        side, spans = self._open_side(), blocks.spans(slot)
-        if tensors is not None and self._layout.spec.order is BlockOrder.DENSE:
-            spans = [span for tensor, span in enumerate(spans) if tensor in tensors]
+        side, spans = self._open_side(), spans_of(self._layout, blocks, slot, tensors)
         report = side.gather(slot, tag, spans, self._bound_seconds)
         where = f"gather {tag} of slot {slot}"
         if report.skipped_ranks:
-            peers = _named(report.skipped_ranks)
+            peers = named(report.skipped_ranks)
             message = f"expected {peers} to be at {where}, got another: one was left out"
             raise TransferError("protocol", peers, None, message)
         if report.missing_ranks:
-            peers = _named(report.missing_ranks)
+            peers = named(report.missing_ranks)
             message = f"expected {peers} at {where} within {self._bound_seconds} s, got no word"
             raise DeadlineError("deadline", peers, None, message)
-        return self.path
+        return self.verdict.path
 
     def release(self, slot: int) -> None:
         """Let peers write the slot's next gather: its rows are no longer read here."""
@@ -224,17 +208,3 @@ class HostPrefixAllgather:
         if self._side is None:
             raise InvalidArgumentError("expected an open gather, got a closed one")
         return self._side
-
-
-def _made_file(size: int) -> int:
-    file = os.memfd_create("kvxfer-scratch", os.MFD_CLOEXEC)
-    os.ftruncate(file, size)
-    return file
-
-
-def _named(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _rounded_up(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE

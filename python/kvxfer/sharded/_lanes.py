@@ -4,11 +4,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvxfer.errors import DeadlineError
 
-__all__ = ["ExecutorLane", "GatherLane", "InlineLane"]
+__all__ = ["ExecutorLane", "GatherLane", "InlineLane", "StreamLane"]
 
 Work = Callable[[], None]
 
@@ -66,6 +66,34 @@ class ExecutorLane:
                 raise DeadlineError("deadline", "executor", None, message) from error
 
         return wait
+
+
+class StreamLane:
+    """Runs gathers on a stream of their own, ordered with the caller's current stream by events.
+
+    Parameters
+    ----------
+    stream : torch.cuda.Stream
+        For this pool alone, of higher priority than the model's where that helps.
+    cuda : module, optional
+        In place of torch.cuda: what has ``current_stream()`` and ``stream()``.
+    """
+
+    def __init__(self, stream: Any, *, cuda: Any = None) -> None:
+        if cuda is None:
+            import torch
+
+            cuda = torch.cuda
+        self._stream = stream
+        self._cuda = cuda
+
+    def submit(self, work: Work) -> Work:
+        """Enqueue what ``work`` enqueues, after all that the current stream holds."""
+        self._stream.wait_stream(self._cuda.current_stream())
+        with self._cuda.stream(self._stream):
+            work()
+            ready = self._stream.record_event()
+        return lambda: self._cuda.current_stream().wait_event(ready)
 
 
 def _nothing() -> None:

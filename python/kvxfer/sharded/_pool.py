@@ -13,16 +13,18 @@ from kvxfer._core import (
     BlockLayout,
     GatherPlan,
     GatherShape,
+    GatherVerdict,
     InvalidArgumentError,
+    UnsupportedError,
 )
 from kvxfer.sharded._ahead import SLOTS, LayerAhead
 from kvxfer.sharded._checks import require_fit, row_bytes
-from kvxfer.sharded._host import HostPrefixAllgather
 from kvxfer.sharded._lanes import GatherLane, InlineLane
+from kvxfer.sharded._protocol import PrefixAllgather
 
 __all__ = ["ShardedPool"]
 
-Stripes = Sequence[Mapping[str, NDArray[np.uint8]]]
+Stripes = Sequence[Mapping[str, Any]]
 
 
 class ShardedPool:
@@ -38,12 +40,12 @@ class ShardedPool:
 
     Parameters
     ----------
-    stripes : sequence of mappings from str to uint8 array, shape (pages, page_bytes), host
-        Of each layer: this rank's local pages of each tensor, C-contiguous and writable. A layer
-        that lacks a tensor of the layout leaves it out.
+    stripes : sequence of mappings from str to uint8 array, shape (pages, page_bytes)
+        Of each layer: this rank's local pages of each tensor, C-contiguous and writable, on
+        the host or on the gather's device. A layer that lacks a tensor of the layout leaves it out.
     shape : GatherShape
         Of the pool; its ranks and regions are those of the gather's layout.
-    allgather : HostPrefixAllgather
+    allgather : PrefixAllgather
         Of this pool alone. Constructing the pool is collective: the ranks compare their layers.
     lane : GatherLane, optional
         Where gathers run; in the call that starts them without it.
@@ -63,7 +65,7 @@ class ShardedPool:
         self,
         stripes: Stripes,
         shape: GatherShape,
-        allgather: HostPrefixAllgather,
+        allgather: PrefixAllgather,
         *,
         lane: GatherLane | None = None,
         loaded: Callable[[int], None] | None = None,
@@ -92,6 +94,11 @@ class ShardedPool:
         """Of the pool."""
         return self._shape
 
+    @property
+    def verdict(self) -> GatherVerdict:
+        """Which path gathers take, and why; the same on every rank."""
+        return self._allgather.verdict
+
     def begin(self, plan: GatherPlan) -> None:
         """Begin a batch and the gather of its first layer.
 
@@ -107,7 +114,7 @@ class ShardedPool:
         CapacityError
             If the plan's blocks do not fit the scratch.
         TransferError, DeadlineError
-            As HostPrefixAllgather.gather().
+            As PrefixAllgather.gather().
         """
         if self._batch is not None:
             raise InvalidArgumentError("expected the batch before to have ended, got one under way")
@@ -117,7 +124,7 @@ class ShardedPool:
         self._ahead.begin(plan, blocks)
         self._batch = (plan, blocks)
 
-    def read(self, layer: int) -> dict[str, NDArray[np.uint8]]:
+    def read(self, layer: int) -> dict[str, Any]:
         """Wait for a layer's prefix, start the next layer's gather and return the scratch.
 
         Parameters
@@ -136,7 +143,7 @@ class ShardedPool:
         InvalidArgumentError
             For a layer whose gather was not started or whose slot holds another one.
         TransferError, DeadlineError
-            As HostPrefixAllgather.gather(); the pool gathers no more then.
+            As PrefixAllgather.gather(); the pool gathers no more then.
         """
         self._open_batch()
         self._require_layer(layer)
@@ -145,6 +152,15 @@ class ShardedPool:
             name: self._allgather.view(layer % SLOTS, self._index(name))
             for name in self._stripes[layer]
         }
+
+    def release(self, layer: int) -> None:
+        """Say early that a layer is no longer read, which peers may wait for to gather again.
+
+        Optional: the gather after the next says so too. Call it once the layer's attention has run,
+        or on a device was enqueued on the current stream.
+        """
+        self._open_batch()
+        self._ahead.release(layer)
 
     def rows(self, name: str, locations: Any) -> NDArray[np.int64]:
         """Rows of a tensor's scratch at which the batch's tokens are found.
@@ -168,6 +184,8 @@ class ShardedPool:
     def write(self, layer: int, name: str, locations: Any, rows: NDArray[Any]) -> None:
         """Write new rows into the scratch and into the pages of the stripe that this rank owns.
 
+        For pools on the host; on a device a kernel of the engine does it, at rows().
+
         Parameters
         ----------
         layer : int
@@ -183,12 +201,16 @@ class ShardedPool:
         ------
         InvalidArgumentError
             For a location in a cached prefix, or rows of another size.
+        UnsupportedError
+            For a pool on a device.
         """
         plan, blocks = self._open_batch()
         self._require_layer(layer)
         index, page_size = self._index(name), self._shape.page_size
         found = np.asarray(locations, np.int64).reshape(-1)
         scratch = self._allgather.view(layer % SLOTS, index)
+        if not isinstance(scratch, np.ndarray):
+            raise UnsupportedError("expected a pool on the host, got one on a device")
         data = row_bytes(rows, found.size, scratch.shape[1], page_size)
         page_map = blocks.page_map(index)
         scratch_rows = plan.translate(found, page_map)

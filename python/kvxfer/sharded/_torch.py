@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026, kvxfer contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of torch.distributed as the ranks of a shard group."""
+"""Ranks of torch.distributed as the ranks of a shard group, and torch's devices."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from kvxfer.sharded._host import Exchange
+from kvxfer.sharded._device import DeviceCalls
 
-__all__ = ["torch_exchange"]
+if TYPE_CHECKING:
+    from kvxfer.sharded._group import Exchange
+
+__all__ = ["torch_device_calls", "torch_exchange"]
 
 
 def torch_exchange(group: Any = None) -> Exchange:
@@ -33,3 +35,28 @@ def torch_exchange(group: Any = None) -> Exchange:
         return [str(found) for found in texts]
 
     return exchange
+
+
+def torch_device_calls(device: str) -> DeviceCalls:
+    """Make what a gather on a device needs, from torch.
+
+    Parameters
+    ----------
+    device : str
+        "cuda:<index>", the current device of the process.
+    """
+    import torch.utils.dlpack
+
+    def take(stripe: Any, pages: Any, block: Any) -> None:
+        torch.index_select(stripe, 0, pages, out=block)
+
+    return DeviceCalls(
+        device=device,
+        allocate=lambda size_bytes: torch.empty(size_bytes, dtype=torch.uint8, device=device),
+        from_dlpack=torch.utils.dlpack.from_dlpack,
+        upload=lambda pages: torch.from_numpy(pages).to(device),
+        take=take,
+        stream=lambda: int(torch.cuda.current_stream().cuda_stream),
+        synchronize=torch.cuda.synchronize,
+        is_capturing=torch.cuda.is_current_stream_capturing,
+    )
