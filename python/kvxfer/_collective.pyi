@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Written by `make stubs`; a test compares it with the module.
 from __future__ import annotations
+import collections.abc
 import enum
 import kvxfer
 import kvxfer._core
@@ -9,9 +10,11 @@ import typing
 
 __all__: list[str] = [
     "Communicator",
+    "CopyEngineGather",
     "CtaPolicy",
     "NcclApi",
     "NcclError",
+    "StreamCalls",
     "SymmetricWindow",
     "WindowView",
     "load_nccl",
@@ -111,5 +114,37 @@ class SymmetricWindow:
     def outcomes(self) -> list[kvxfer._core.WindowOutcome]: ...
     @property
     def size_bytes(self) -> int: ...
+
+class StreamCalls:
+    def __init__(self, copy: typing.Any, operate: typing.Any, is_capturing: typing.Any) -> None: ...
+
+class CopyEngineGather:
+    def __init__(
+        self,
+        boards: kvxfer._core.HandshakeBoards,
+        rank: typing.SupportsIndex,
+        board_memory: typing.Any,
+        windows: collections.abc.Sequence[typing.SupportsIndex],
+        window_bytes: typing.SupportsIndex,
+        calls: StreamCalls,
+        *,
+        is_replayable: bool = False,
+    ) -> None: ...
+    def gather(
+        self,
+        slot: typing.SupportsIndex,
+        tag: typing.SupportsIndex,
+        spans: collections.abc.Sequence[kvxfer._core.BlockSpan],
+        *,
+        stream: typing.SupportsIndex,
+    ) -> None: ...
+    def next_tag(self, slot: typing.SupportsIndex) -> int: ...
+    def release(self, slot: typing.SupportsIndex, *, stream: typing.SupportsIndex) -> None: ...
+    def wait(
+        self,
+        slot: typing.SupportsIndex,
+        is_ready: typing.Any,
+        bound_seconds: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
 
 def load_nccl(*, explicit_path: str = "", wheel_path: str = "") -> NcclApi: ...

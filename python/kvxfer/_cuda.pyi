@@ -4,6 +4,7 @@
 from __future__ import annotations
 import collections.abc
 import kvxfer
+import kvxfer._collective
 import kvxfer._core
 import typing
 
@@ -15,6 +16,7 @@ __all__: list[str] = [
     "UnpackTables",
     "copy_rows",
     "pack_rows",
+    "stream_calls",
     "unpack_rows",
 ]
 
@@ -76,6 +78,7 @@ def pack_rows(
     max_ctas: typing.SupportsIndex = 0,
     after: typing.Any = None,
 ) -> None: ...
+def stream_calls() -> kvxfer._collective.StreamCalls: ...
 def unpack_rows(
     tables: UnpackTables,
     regions: collections.abc.Sequence[

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UnpackTables,
         copy_rows,
         pack_rows,
+        stream_calls,
         unpack_rows,
     )
 
@@ -33,6 +34,7 @@ __all__ = [
     "UnpackTables",
     "copy_rows",
     "pack_rows",
+    "stream_calls",
     "unpack_rows",
 ]
 

@@ -338,7 +338,11 @@ TEST(SymmetricWindow, RefusesBytesOutsideAndTheDefaultStream) {
     EXPECT_THROW(window.all_gather(0, 0, kStream), InvalidArgumentError);
     EXPECT_THAT([&] { window.all_gather(0, 64, nullptr); },
                 ThrowsMessage<InvalidArgumentError>(HasSubstr("got the default")));
-    EXPECT_EQ(window.peer_data(1, 16), reinterpret_cast<std::byte*>(0x200010));
+    EXPECT_EQ(window.peer_data(mine.rank, 16), window.view(16, 1).data());
+    window.view(16, 1).data()[0] = static_cast<std::byte>(7 + mine.rank);
+    (void)agree(*mine.group, "written", {}, std::chrono::seconds(20));
+    EXPECT_EQ(window.peer_data(1 - mine.rank, 16)[0], static_cast<std::byte>(8 - mine.rank));
+    (void)agree(*mine.group, "read", {}, std::chrono::seconds(20));
     EXPECT_THROW((void)window.peer_data(2, 0), InvalidArgumentError);
     EXPECT_THROW((void)window.peer_data(0, 8192), InvalidArgumentError);
   }));

@@ -3,7 +3,6 @@
 """The gather on devices over a fake NCCL: host memory for the device's, threads for ranks."""
 
 import gc
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,26 @@ from kvxfer.sharded import (
     RankConditions,
     ScratchLayout,
     ScratchSpec,
-    ScratchTensor,
     ShardedPool,
     StreamLane,
     make_gather_shape,
-    torch_device_calls,
+)
+from support.device_gather import (
+    ALL,
+    LAYERS,
+    PAGE,
+    PLAN,
+    RANKS,
+    SHAPE,
+    TENSORS,
+    FakeCuda,
+    make_layout,
+    make_pool,
+    numpy_calls,
+    read_all,
+    ready,
+    take,
+    torch_calls,
 )
 from support.fake_nccl import COMPILER, FakeNccl, Rank, build, run_ranks
 
@@ -37,13 +51,6 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no g++ that builds the fake libnccl"),
     pytest.mark.timeout(150),
 ]
-RANKS, PAGE, LAYERS = 3, 4, 4
-TENSORS = [ScratchTensor("kv", PAGE * 8), ScratchTensor("index_k", PAGE * 3)]
-SHAPE = make_gather_shape(
-    ranks=RANKS, page_size=PAGE, logical_page_count=8 * RANKS, context_tokens=40, chunk_tokens=8
-)
-PLAN = GatherPlan(SHAPE, [[3, 10, 5, 9, 13], [3, 10, 17]], [20])
-PREFIX = [3, 10, 5, 9, 13, 17]
 COPY_ENGINE = (GatherPath.COPY_ENGINE, FallbackReason.NONE)
 
 
@@ -57,108 +64,13 @@ def bare_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("bare"), "FAKE_NCCL_WITHOUT_OPTIONAL")
 
 
-def take(stripe: Any, pages: Any, block: Any) -> None:
-    block[:] = stripe[pages]
-
-
-def numpy_calls() -> DeviceCalls:
-    return DeviceCalls(
-        device="cpu",
-        allocate=lambda size_bytes: np.empty(size_bytes, np.uint8),
-        from_dlpack=np.from_dlpack,
-        upload=lambda pages: pages,
-        take=take,
-        stream=lambda: 0x40,
-        synchronize=lambda: None,
-        is_capturing=lambda: False,
-    )
-
-
-def torch_calls() -> DeviceCalls:
-    return replace(
-        torch_device_calls("cpu"),
-        stream=lambda: 0x40,
-        synchronize=lambda: None,
-        is_capturing=lambda: False,
-    )
-
-
-def ready(code: int = 23102, **found: Any) -> RankConditions:
-    conditions = RankConditions()
-    conditions.nccl_code, conditions.driver_version = code, 13000
-    for name, value in found.items():
-        setattr(conditions, name, value)
-    return conditions
-
-
-class FakeCuda:
-    """Streams that run at once and write down how they are ordered."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.entered = "compute"
-
-    def current_stream(self) -> "FakeCuda":
-        return self
-
-    @contextmanager
-    def stream(self, stream: Any) -> Any:
-        self.log.append("enter")
-        yield
-        self.log.append("exit")
-
-    def wait_stream(self, stream: Any) -> None:
-        self.log.append("wait compute")
-
-    def record_event(self) -> str:
-        self.log.append("record ready")
-        return "ready"
-
-    def wait_event(self, event: str) -> None:
-        self.log.append(f"wait {event}")
-
-
-def page(layer: int, tensor: int, number: int) -> Any:
-    seed = (layer * 2 + tensor) * 64 + number
-    return np.random.default_rng(seed).integers(0, 256, TENSORS[tensor].page_bytes, np.uint8)
-
-
-def make_pool(
+def open_pool(
     mine: Rank, order: BlockOrder, calls: DeviceCalls, conditions: RankConditions, api: Any
 ) -> ShardedPool:
-    layout = ScratchLayout(ScratchSpec(TENSORS, SHAPE, order=order))
     allgather = DevicePrefixAllgather(
-        layout, mine.rank, mine.exchange, calls, conditions=conditions, nccl=api
+        make_layout(order), mine.rank, mine.exchange, calls, conditions=conditions, nccl=api
     )
-    stripes = [
-        {
-            tensor.name: calls.from_dlpack(
-                np.stack([page(layer, i, local * RANKS + mine.rank) for local in range(8)])
-            )
-            for i, tensor in enumerate(TENSORS)
-        }
-        for layer in range(LAYERS)
-    ]
-    cuda = FakeCuda()
-    return ShardedPool(stripes, SHAPE, allgather, lane=StreamLane(cuda, cuda=cuda))
-
-
-def read_all(pool: ShardedPool) -> int:
-    """Compare every page of every layer of two batches; how many were right."""
-    right = 0
-    for _ in range(2):
-        with pool.batch(PLAN):
-            for layer in range(LAYERS):
-                views = pool.read(layer)
-                for i, tensor in enumerate(TENSORS):
-                    for number in PREFIX:
-                        row = int(pool.rows(tensor.name, [number * PAGE])[0])
-                        found = np.asarray(views[tensor.name][row // PAGE])
-                        right += bool(np.array_equal(found, page(layer, i, number)))
-    return right
-
-
-ALL = 2 * LAYERS * len(TENSORS) * len(PREFIX)
+    return make_pool(allgather, calls.from_dlpack)
 
 
 def run_pools(
@@ -169,7 +81,7 @@ def run_pools(
     def body(mine: Rank) -> tuple[Any, ...]:
         found = of_rank_1 if mine.rank == 1 else {}
         conditions = ready(mine.api.version_code, **found)
-        pool = make_pool(mine, order, calls(), conditions, mine.api)
+        pool = open_pool(mine, order, calls(), conditions, mine.api)
         verdict = pool.verdict
         right = read_all(pool)
         pool.close()
@@ -239,7 +151,7 @@ def test_a_rank_without_nccl_is_named_on_all(library: Path) -> None:
     def body(mine: Rank) -> ShardedPool:
         api = None if mine.rank == 2 else mine.api
         conditions = ready(0 if api is None else 23102)
-        return make_pool(mine, BlockOrder.DENSE, numpy_calls(), conditions, api)
+        return open_pool(mine, BlockOrder.DENSE, numpy_calls(), conditions, api)
 
     found = run_ranks(FakeNccl(library), RANKS, body)
     assert [type(error) for error in found] == [kvxfer.UnsupportedError] * RANKS
@@ -249,7 +161,7 @@ def test_a_rank_without_nccl_is_named_on_all(library: Path) -> None:
 def test_ranks_with_other_layouts_are_named_on_all(library: Path) -> None:
     def body(mine: Rank) -> ShardedPool:
         order = BlockOrder.JOINED if mine.rank == 1 else BlockOrder.DENSE
-        return make_pool(mine, order, numpy_calls(), ready(), mine.api)
+        return open_pool(mine, order, numpy_calls(), ready(), mine.api)
 
     nccl = FakeNccl(library)
     found = run_ranks(nccl, RANKS, body)
@@ -286,7 +198,7 @@ def test_one_rank_needs_no_nccl() -> None:
 def test_pools_on_the_host_have_a_gather_of_their_own(library: Path) -> None:
     def body(mine: Rank) -> ShardedPool:
         conditions = ready(is_host_pool=True)
-        return make_pool(mine, BlockOrder.DENSE, numpy_calls(), conditions, mine.api)
+        return open_pool(mine, BlockOrder.DENSE, numpy_calls(), conditions, mine.api)
 
     found = run_ranks(FakeNccl(library), RANKS, body)
     assert [type(error) for error in found] == [kvxfer.InvalidArgumentError] * RANKS
@@ -339,7 +251,7 @@ def test_views_keep_the_memory_after_the_gather(library: Path) -> None:
     nccl = FakeNccl(library)
 
     def body(mine: Rank) -> tuple[int, int]:
-        pool = make_pool(mine, BlockOrder.DENSE, numpy_calls(), ready(), mine.api)
+        pool = open_pool(mine, BlockOrder.DENSE, numpy_calls(), ready(), mine.api)
         pool.begin(PLAN)
         views = pool.read(0)
         pool.close()

@@ -11,5 +11,6 @@ void bind_errors(pybind11::module_& module);
 void bind_nccl_api(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_symmetric_window(pybind11::module_& module);
+void bind_copy_engine_gather(pybind11::module_& module);
 
 }  // namespace kvxfer::bindings::collective

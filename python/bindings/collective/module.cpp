@@ -11,4 +11,5 @@ PYBIND11_MODULE(_collective, module) {
   bind_nccl_api(module);
   bind_communicator(module);
   bind_symmetric_window(module);
+  bind_copy_engine_gather(module);
 }

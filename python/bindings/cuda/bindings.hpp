@@ -11,5 +11,6 @@ namespace kvxfer::bindings::cuda {
 void bind_check(pybind11::module_& module);
 void bind_completion(pybind11::module_& module);
 void bind_copy_rows(pybind11::module_& module);
+void bind_stream_calls(pybind11::module_& module);
 
 }  // namespace kvxfer::bindings::cuda

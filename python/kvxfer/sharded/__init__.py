@@ -4,9 +4,11 @@
 
 from kvxfer._collective import (
     Communicator,
+    CopyEngineGather,
     CtaPolicy,
     NcclApi,
     NcclError,
+    StreamCalls,
     SymmetricWindow,
     WindowView,
 )
@@ -39,6 +41,7 @@ from kvxfer._core import (
     scratch_demand,
 )
 from kvxfer.sharded._admission import PageAllocator, ScratchBudget
+from kvxfer.sharded._copies import CopyEngineAllgather, OwnCopies
 from kvxfer.sharded._device import DeviceCalls, DevicePrefixAllgather
 from kvxfer.sharded._environment import (
     driver_version,
@@ -52,13 +55,15 @@ from kvxfer.sharded._lanes import ExecutorLane, GatherLane, InlineLane, StreamLa
 from kvxfer.sharded._nccl import find_nccl, nccl_report
 from kvxfer.sharded._pool import ShardedPool
 from kvxfer.sharded._protocol import PrefixAllgather
-from kvxfer.sharded._torch import torch_device_calls, torch_exchange
+from kvxfer.sharded._torch import torch_device_calls, torch_exchange, torch_own_copies
 
 __all__ = [
     "BlockLayout",
     "BlockOrder",
     "BlockSpan",
     "Communicator",
+    "CopyEngineAllgather",
+    "CopyEngineGather",
     "CtaPolicy",
     "DeviceCalls",
     "DevicePrefixAllgather",
@@ -77,6 +82,7 @@ __all__ = [
     "InlineLane",
     "NcclApi",
     "NcclError",
+    "OwnCopies",
     "PageAllocator",
     "PageMap",
     "PrefixAllgather",
@@ -88,6 +94,7 @@ __all__ = [
     "ScratchTensor",
     "ScratchView",
     "ShardedPool",
+    "StreamCalls",
     "StreamLane",
     "SymmetricWindow",
     "WindowOutcome",
@@ -107,4 +114,5 @@ __all__ = [
     "scratch_demand",
     "torch_device_calls",
     "torch_exchange",
+    "torch_own_copies",
 ]

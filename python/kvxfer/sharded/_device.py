@@ -13,6 +13,7 @@ from typing import Any
 from kvxfer._collective import Communicator, CtaPolicy, NcclApi, SymmetricWindow
 from kvxfer._core import (
     BlockLayout,
+    BlockSpan,
     GatherPath,
     GatherPlan,
     GatherVerdict,
@@ -230,16 +231,20 @@ class DevicePrefixAllgather:
                 "out or done twice"
             )
         if self._verdict.path is not GatherPath.NONE:
-            communicator, stream = self._open_communicator(), self._calls.stream()
-            base = 0 if self._window else memory_view(self._memory).address
-            for span in spans_of(self._layout, blocks, slot, tensors):
-                begin, stride = span.offset_bytes, span.stride_bytes
-                if self._window is not None:
-                    self._window.all_gather(begin, stride, stream=stream)
-                else:
-                    communicator.all_gather(base + begin, stride, stream=stream)
+            self._enqueue(slot, spans_of(self._layout, blocks, slot, tensors))
         self._next_tags[slot] = tag + 1
         return self._verdict.path
+
+    def _enqueue(self, slot: int, spans: list[BlockSpan]) -> None:
+        """Enqueue NCCL's gathers, which need not know the slot."""
+        communicator, stream = self._open_communicator(), self._calls.stream()
+        base = 0 if self._window else memory_view(self._memory).address
+        for span in spans:
+            begin, stride = span.offset_bytes, span.stride_bytes
+            if self._window is not None:
+                self._window.all_gather(begin, stride, stream=stream)
+            else:
+                communicator.all_gather(base + begin, stride, stream=stream)
 
     def release(self, slot: int) -> None:
         """Do nothing: NCCL's gather waits until every rank has come to it."""

@@ -123,7 +123,10 @@ def _mapped(
             os.close(file)
     except OSError as error:
         return f"cannot map {place}: {error}"
-    prepare(memory)
+    try:
+        prepare(memory)
+    except Exception as error:  # whatever it is, all ranks hear of it instead of waiting
+        return f"cannot use the memory: {error}"
     return ""
 
 

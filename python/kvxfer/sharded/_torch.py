@@ -6,12 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.sharded._copies import OwnCopies
 from kvxfer.sharded._device import DeviceCalls
 
 if TYPE_CHECKING:
     from kvxfer.sharded._group import Exchange
 
-__all__ = ["torch_device_calls", "torch_exchange"]
+__all__ = ["torch_device_calls", "torch_exchange", "torch_own_copies"]
 
 
 def torch_exchange(group: Any = None) -> Exchange:
@@ -59,4 +63,41 @@ def torch_device_calls(device: str) -> DeviceCalls:
         stream=lambda: int(torch.cuda.current_stream().cuda_stream),
         synchronize=torch.cuda.synchronize,
         is_capturing=torch.cuda.is_current_stream_capturing,
+    )
+
+
+def torch_own_copies(*, bound_seconds: float = 30.0, is_replayable: bool = False) -> OwnCopies:
+    """Make what gathers by copies of our own need, from torch and kvxfer.cuda.
+
+    Parameters
+    ----------
+    bound_seconds, is_replayable
+        As OwnCopies.
+
+    Raises
+    ------
+    UnsupportedError
+        In a build without CUDA, or with a driver without batched stream memory operations.
+    """
+    import torch
+
+    from kvxfer import cuda
+
+    untyped: Any = torch.cuda
+    runtime = untyped.cudart()
+
+    def register(memory: NDArray[np.uint8]) -> None:
+        status = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+        torch.cuda.check_error(int(status))
+
+    def unregister(memory: NDArray[np.uint8]) -> None:
+        torch.cuda.check_error(int(runtime.cudaHostUnregister(memory.ctypes.data)))
+
+    return OwnCopies(
+        stream_calls=cuda.stream_calls(),
+        register=register,
+        unregister=unregister,
+        record=lambda: torch.cuda.current_stream().record_event(),
+        bound_seconds=bound_seconds,
+        is_replayable=is_replayable,
     )

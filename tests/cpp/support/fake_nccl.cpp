@@ -43,9 +43,15 @@ struct Team {
   int arrived_count = 0;
   std::vector<const void*> sent;
   std::vector<void*> received;
+  std::vector<std::vector<std::byte*>> registered;  // of each rank
 };
 
-struct Window {};
+struct Team;
+
+struct Window {
+  Team* team;
+  std::size_t number;  // among the registrations of its rank
+};
 
 struct Comm {
   Team* team;
@@ -128,6 +134,7 @@ EXPORT int ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank,
   team.size = size;
   team.sent.resize(static_cast<std::size_t>(size));
   team.received.resize(static_cast<std::size_t>(size));
+  team.registered.resize(static_cast<std::size_t>(size));
   const int wait_ms = rank == script.slow_rank ? script.slow_ms : 0;
   *comm = new Comm{
       &team, rank,  policy, std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms),
@@ -228,7 +235,7 @@ EXPORT int ncclMemFree(void* memory) {
   return kSuccess;
 }
 
-EXPORT int ncclCommWindowRegister(Comm* comm, void*, std::size_t bytes, Window** window,
+EXPORT int ncclCommWindowRegister(Comm* comm, void* memory, std::size_t bytes, Window** window,
                                   int flags) {
   if (flags != 1) return kInvalidArgument;
   const std::lock_guard lock(mutex);
@@ -237,7 +244,9 @@ EXPORT int ncclCommWindowRegister(Comm* comm, void*, std::size_t bytes, Window**
   *window = nullptr;
   comm->is_registering_forever = comm->rank == script.hanging_window_rank;
   if (!comm->is_registering_forever && comm->rank != script.null_window_rank) {
-    *window = comm->windows.emplace_back(std::make_unique<Window>()).get();
+    auto& own = comm->team->registered[static_cast<std::size_t>(comm->rank)];
+    *window = comm->windows.emplace_back(std::make_unique<Window>(comm->team, own.size())).get();
+    own.push_back(static_cast<std::byte*>(memory));
   }
   return kInProgress;
 }
@@ -255,7 +264,9 @@ EXPORT int ncclCommWindowDeregister(Comm* comm, Window* window) {
 
 EXPORT int ncclGetPeerDevicePointer(Window* window, std::size_t offset, int peer, void** data) {
   if (window == nullptr) return kInvalidArgument;
-  *data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(peer + 1) * 0x100000 + offset);
+  const std::lock_guard lock(mutex);
+  const auto& registered = window->team->registered[static_cast<std::size_t>(peer)];
+  *data = window->number < registered.size() ? registered[window->number] + offset : nullptr;
   return kSuccess;
 }
 
