@@ -59,7 +59,8 @@ assemble() {
   rm -rf "$package" && mkdir -p "$package"
   cp -r python/kvxfer "$package/"
   rm -f "$package"/kvxfer/*.so
-  cp "$build"/python/bindings/_core.*.so "$build"/python/bindings/cuda/_cuda.*.so "$package/kvxfer/"
+  cp "$build"/python/bindings/_core.*.so "$build"/python/bindings/cuda/_cuda.*.so \
+    "$build"/python/bindings/collective/_collective.*.so "$package/kvxfer/"
 }
 
 export build python package
@@ -73,14 +74,15 @@ export -f configure build_bench assemble
 cat "$out/machine.txt"
 
 run configure 120 configure
-run build 300 cmake --build "$build" --target kvxfer_core kvxfer_cuda _core _cuda \
-  launch_builder_test cuda_copy_rows_test cuda_completion_test
+run build 300 cmake --build "$build" --target kvxfer_core kvxfer_cuda _core _collective _cuda \
+  launch_builder_test cuda_copy_rows_test cuda_completion_test cuda_copy_engine_gather_test
 run build_bench 120 build_bench
 run assemble 30 assemble
 [[ ${#failed[@]} -eq 0 ]] || exit 1
 
 run launch_builder_test 120 "$build/tests/cuda/launch_builder_test"
 run completion_test 60 "$build/tests/cuda/cuda_completion_test"
+run copy_engine_gather_test 120 "$build/tests/cuda/cuda_copy_engine_gather_test"
 run copy_rows_test 120 "$build/tests/cuda/cuda_copy_rows_test"
 run python_test 120 env PYTHONPATH="$package" PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest \
   -q -p no:cacheprovider --import-mode=importlib -W default \
