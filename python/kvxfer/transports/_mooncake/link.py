@@ -6,14 +6,20 @@ Above some 2,060 outstanding writes to a peer Mooncake fails them or never ends 
 can stay unusable: at most ``max_outstanding_writes`` are submitted, over all posts and threads, and
 each poll submits as many as have ended.
 
-When one write fails, the others that were submitted go on, for minutes where the peer is frozen
-(each of Mooncake's four connections gives up one write per 30 s). The post is LOST until each of
-them has ended. Even then bytes may lie in the peer's kernel, and its engine writes them to their
-places when the process goes on; so the peer has to show that it runs, and is given ``settle_s`` on
-top. A peer whose end is certain writes nothing any more. Where only the network has broken, nothing
-is certain: the post stays LOST until this agent is closed.
+Mooncake refuses good writes when all of its connections to a peer were ended by earlier ones, for
+example by writes that the peer rejected, and connects again after that. A write that fails at once
+is therefore submitted again, while the peer's mailbox says that it lives.
+
+When a write fails for good, the others that were submitted go on, for minutes where the peer is
+frozen (each of Mooncake's four connections gives up one write per 30 s). The post is LOST until
+each of them has ended. Even then, and where a failed write was made up for, bytes may lie in the
+peer's kernel, and its engine writes them to their places when the process goes on; so the peer has
+to show that it runs, and is given ``settle_s`` on top. A peer whose end is certain writes nothing
+any more. Where only the network has broken, nothing is certain: the post stays LOST until this
+agent is closed.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -28,12 +34,19 @@ from kvxfer.transports._library.link import Link
 from kvxfer.transports._mooncake import engine as library
 from kvxfer.transports._mooncake.channel import Channel
 from kvxfer.transports._mooncake.engine import MooncakeEngine
+from kvxfer.transports._mooncake.post import MooncakePost, SubmittedWrite
 from kvxfer.transports.protocol import Description, WriteState
+
+_LOG = logging.getLogger("kvxfer.transports")
 
 # A message stays in our memory only while the peer's kernel takes no more: 1 MiB is a frozen peer.
 _MAX_PENDING_BYTES = 1 << 20
 # Writes end nearly in order; four connections work on them at a time.
 _LOOK_AHEAD = 16
+# Mooncake connects again one second after it has refused a write; the second try waits for that.
+_MAX_RETRY_COUNT = 2
+# A refusal comes within milliseconds; one that takes longer is a connection that got stuck.
+_REFUSAL_S = 2.0
 
 
 class Window:
@@ -80,49 +93,6 @@ class Route:
     settle_s: float
 
 
-class MooncakePost(Post):
-    """A post, and how far its writes have come.
-
-    Attributes
-    ----------
-    next_write : int
-        Index of the first write that has not been submitted.
-    outstanding_count : int
-        Writes that have been submitted and have not ended.
-    is_unsure : bool
-        Whether a write has failed, of which bytes may be on their way.
-    ping : int
-        Number of the Ping that was sent after the last write had ended, 0 before that.
-    quiet_at_s : float or None
-        When the peer will have written everything it got; monotonic time.
-    """
-
-    __slots__ = (
-        "fault",
-        "is_unsure",
-        "next_write",
-        "outstanding_count",
-        "ping",
-        "quiet_at_s",
-        "writes",
-    )
-
-    def __init__(self, link: Link, writes: NDArray[np.int64], notification: bytes) -> None:
-        super().__init__(link, writes, notification)
-        self.writes = writes
-        self.next_write = 0
-        self.outstanding_count = 0
-        self.fault: str | None = None
-        self.is_unsure = False
-        self.ping = 0
-        self.quiet_at_s: float | None = None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it has writes that are still to be submitted."""
-        return self.fault is None and self.next_write < self.write_count
-
-
 class MooncakeLink(Link):
     """One generation of a peer. A thread that wants to move it while another does goes on."""
 
@@ -137,7 +107,7 @@ class MooncakeLink(Link):
         self._route = route
         self._channel = channel
         self._posts: deque[MooncakePost] = deque()
-        self._outstanding: deque[tuple[int, MooncakePost]] = deque()
+        self._outstanding: deque[SubmittedWrite] = deque()
         self._moving = threading.Lock()
 
     @property
@@ -216,31 +186,45 @@ class MooncakeLink(Link):
 
     def _collect(self) -> None:
         """Ask the oldest outstanding writes how they stand."""
-        running: list[tuple[int, MooncakePost]] = []
+        running: list[SubmittedWrite] = []
         while self._outstanding and len(running) < _LOOK_AHEAD:
-            write_id, post = self._outstanding.popleft()
-            status = self._route.engine.status(write_id)
+            write = self._outstanding.popleft()
+            status = self._route.engine.status(write.write_id)
             if status in (library.RUNNING, library.TIMED_OUT):
-                running.append((write_id, post))
+                running.append(write)
             else:
                 self._route.window.give_back()
-                post.outstanding_count -= 1
+                write.post.outstanding_count -= 1
             if status not in (library.RUNNING, library.DONE):
-                post.is_unsure = True
-                self._fail(post, f"failed a write: Mooncake's code {status}")
+                self._note_failure(write, status)
         self._outstanding.extendleft(reversed(running))
+
+    def _note_failure(self, write: SubmittedWrite, status: int) -> None:
+        """Have a write submitted again where it was refused at once, or fail its post."""
+        post = write.post
+        post.is_unsure = True
+        is_refusal = status == library.FAILED and time.monotonic() - write.since_s < _REFUSAL_S
+        is_reachable = self.error is None and not self.is_retired
+        if is_refusal and is_reachable and post.retry_counts[write.index] < _MAX_RETRY_COUNT:
+            post.retry_counts[write.index] += 1
+            post.refused.append(write.index)
+            _LOG.debug("peer %r: write %d of %r was refused", self.name, write.index, post)
+        else:
+            self._fail(post, f"failed a write: Mooncake's code {status}")
 
     def _submit(self) -> None:
         for post in self._posts:
             while post.is_waiting:
                 if not self._route.window.take():
                     return
-                write = post.writes[post.next_write].tolist()
+                index = post.take_next()
+                write = post.writes[index].tolist()
                 write_id = self._route.engine.submit(self._route.session, *write)
-                post.next_write += 1
                 if write_id:
                     post.outstanding_count += 1
-                    self._outstanding.append((write_id, post))
+                    self._outstanding.append(
+                        SubmittedWrite(write_id, post, index, time.monotonic())
+                    )
                 else:
                     self._route.window.give_back()
                     post.is_unsure = True
@@ -248,14 +232,13 @@ class MooncakeLink(Link):
 
     def _finish(self) -> None:
         for post in list(self._posts):
-            if post.outstanding_count or post.is_waiting:
+            if post.outstanding_count or post.is_waiting or not self._is_quiet(post):
                 continue
             if post.fault is None:
                 self._deliver(post)
-            if self._is_quiet(post):
-                state = WriteState.DONE if post.fault is None else WriteState.FAILED
-                self.ledger.settle(post, state, post.fault)
-                self._posts.remove(post)
+            state = WriteState.DONE if post.fault is None else WriteState.FAILED
+            self.ledger.settle(post, state, post.fault)
+            self._posts.remove(post)
 
     def _deliver(self, post: MooncakePost) -> None:
         """Send the notification of a post whose bytes are all in place."""
@@ -264,7 +247,6 @@ class MooncakeLink(Link):
             return
         if post.notification:
             self._channel.notify(post.notification)
-            post.notification = b""
 
     def _is_quiet(self, post: MooncakePost) -> bool:
         """Say whether the peer writes nothing of a post any more, once all its writes ended."""
