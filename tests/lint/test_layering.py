@@ -74,6 +74,8 @@ OWNERS = {
     "transformers": ["demo/", "bench/"],
     "zmq": ["transfer/", "bench/"],
     "rich": ["demo/", "cli/"],
+    "aiohttp": ["bench/"],
+    "matplotlib": ["bench/"],
 }
 FOREIGN_IN_CORE = re.compile(
     r"^(cuda|nccl|nvml|pybind11|Python\.h|torch|ATen|c10|nanobind|kvxfer/cuda/)"

