@@ -52,7 +52,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class InlineStream:
     """A stream that runs in the call that enqueues, and counts; its waits are bounded."""
 
-    def __init__(self, bound_seconds: float = 20.0) -> None:
+    has_run = True
+
+    def __init__(self, bound_seconds: float = 45.0) -> None:
         self.bound_seconds = bound_seconds
         self.batches: list[int] = []
         self.operations: list[str] = []
@@ -77,7 +79,7 @@ class InlineStream:
                 time.sleep(0.0002)
 
     def query(self) -> bool:
-        return True
+        return self.has_run
 
     def copies(self, **others: Any) -> OwnCopies:
         return OwnCopies(
@@ -133,11 +135,19 @@ def test_every_page_comes_under_one_handshake_a_layer(
 
 
 def test_a_rank_that_reaches_no_window_leaves_it_to_nccl(library: Path) -> None:
+    class Blind:
+        def peer_address(self, rank: int, offset_bytes: int) -> int:
+            return 0 if rank == 1 else 4096
+
     class Unreached(CopyEngineAllgather):
         def _reachable_windows(self) -> list[int]:
-            windows = super()._reachable_windows()
-            assert len(windows) == RANKS
-            return [] if self.rank == 2 else windows
+            window = self._window
+            if self.rank == 2:
+                self._window = Blind()  # type: ignore[assignment]
+            try:
+                return super()._reachable_windows()
+            finally:
+                self._window = window
 
     nccl = FakeNccl(library)
 
@@ -189,6 +199,23 @@ def test_memory_that_a_device_refuses_is_everybodys_failure(library: Path) -> No
     found = run_ranks(FakeNccl(library), RANKS, body)
     assert [(type(error), error.peer) for error in found] == [(TransferError, "rank 1")] * RANKS
     assert all("no page can be locked" in str(error) for error in found)
+
+
+def test_a_stream_that_does_not_come_is_told_within_the_bound(library: Path) -> None:
+    def body(mine: Rank) -> str:
+        stream = InlineStream()
+        gather = open_gather(mine, BlockOrder.DENSE, stream.copies(bound_seconds=0.05))
+        pool = make_pool(gather, np.from_dlpack)
+        gather.wait(0)  # nothing was gathered
+        read_all(pool)
+        gather.wait(1)
+        stream.has_run = False
+        with pytest.raises(DeadlineError, match="expected the stream at the last gather of slot 1"):
+            gather.wait(1)
+        pool.close()
+        return "told"
+
+    assert run_ranks(FakeNccl(library), RANKS, body) == ["told"] * RANKS
 
 
 def test_early_releases_let_peers_go_on(library: Path) -> None:

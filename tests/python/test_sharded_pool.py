@@ -45,6 +45,7 @@ class LoggedAllgather(HostPrefixAllgather):
         super().__init__(layout, 0, lambda text: [text])
         self.log = log
         self.fails_at = -1
+        self.brought: list[list[int]] = []
         for slot in range(layout.spec.slot_count):
             for tensor in range(len(layout.spec.tensors)):
                 self.view(slot, tensor)[:] = POISON
@@ -55,6 +56,7 @@ class LoggedAllgather(HostPrefixAllgather):
 
     def gather(self, slot: int, tag: int, blocks: Any, *, tensors: Any = None) -> Any:
         self.log.append(f"gather {slot} {tag}")
+        self.brought.append(list(tensors))
         if tag == self.fails_at:
             raise TransferError("peer_lost", "rank 7", None, "a peer died")
         return super().gather(slot, tag, blocks, tensors=tensors)
@@ -143,6 +145,7 @@ def test_reading_a_layer_starts_the_next_one() -> None:
     world.pool.read(2)
     world.pool.read(3)
     assert world.read_of(4) == ["wait ready"]
+    assert world.allgather.brought == [[0, 1], [0], [0, 1], [0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("order", list(BlockOrder))
@@ -279,6 +282,16 @@ def test_a_gather_that_fails_ends_the_pool() -> None:
     with pytest.raises(InvalidArgumentError, match="after a gather that failed"):
         world.pool.begin(PLAN)
     world.pool.close()
+
+
+def test_a_first_gather_that_fails_leaves_no_batch() -> None:
+    world = World()
+    world.allgather.fails_at = 1
+    with pytest.raises(TransferError, match="a peer died"):
+        world.pool.begin(PLAN)
+    with pytest.raises(InvalidArgumentError, match="expected a batch that was begun"):
+        world.pool.read(0)
+    world.pool.end()
 
 
 def test_a_read_waits_for_its_gather_and_not_for_the_next() -> None:

@@ -79,7 +79,7 @@ class Board:
                 texts = self._steps.setdefault(next(step), {})
                 texts[rank] = text
                 self._changed.notify_all()
-                if not self._changed.wait_for(lambda: len(texts) == self.ranks, timeout=20.0):
+                if not self._changed.wait_for(lambda: len(texts) == self.ranks, timeout=45.0):
                     raise TimeoutError(f"expected {self.ranks} texts, got {sorted(texts)}")
                 return [texts[other] for other in range(self.ranks)]
 
@@ -127,6 +127,6 @@ def run_ranks(nccl: FakeNccl, ranks: int, body: Callable[[Rank], Any]) -> list[A
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=50.0)
+        thread.join(timeout=120.0)
         assert not thread.is_alive()
     return results

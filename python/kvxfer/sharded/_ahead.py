@@ -77,11 +77,7 @@ class LayerAhead:
             return
         self._epoch += 1
         self._batch = _Batch(blocks, self._allgather.send_pages(plan))
-        try:
-            self._start(self._batch, 0)
-        except BaseException:
-            self._batch = None
-            raise
+        self._start(self._batch, 0)
 
     def acquire(self, layer: int) -> None:
         """Wait until a layer is in its slot, and start the gather of the next one."""
