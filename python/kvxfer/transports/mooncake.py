@@ -14,8 +14,9 @@ What to know about it:
 - At most 1,024 writes to a peer are outstanding, whatever is posted; polling submits the next.
 - A write that fails at once is submitted again, twice at most: Mooncake refuses a good write when
   earlier ones have cost it its connections. One that fails for good makes its post LOST. That is
-  DRAINED when every write of it has ended and the peer has shown that it runs, or when the peer is gone; until then neither side's memory may be
-  reused. A frozen peer keeps posts RUNNING for 30 s (``MC_TCP_PROGRESS_TIMEOUT_SEC``), then LOST.
+  DRAINED when every write of it has ended and the peer has shown that it runs, or when the peer is
+  gone; until then neither side's memory may be reused. A frozen peer keeps posts RUNNING for 30 s
+  (``MC_TCP_PROGRESS_TIMEOUT_SEC``), then LOST.
 - ``add_peer`` waits for the peer's engine: up to a minute where its process is frozen.
 - The engine listens on all interfaces, whatever ``host`` says; notifications are taken at ``host``.
 """
