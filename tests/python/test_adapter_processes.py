@@ -65,7 +65,7 @@ def test_a_peer_that_is_killed_in_mid_transfer_fails_alone_and_may_return(
     transport: str, processes: ExitStack
 ) -> None:
     with Site(transport) as site:
-        source = site.add("p", page_count=256, pack_buffer_count=6, heartbeat_interval_s=0.3)
+        source = site.add("p", page_count=256, pack_buffer_count=6, heartbeat_interval_s=1.0)
         victim = start(processes, transport, "victim", 70)
         healthy = start(processes, transport, "healthy", 71)
         doomed = RemoteJob([source], [victim], TOKENS, room=2).open()
@@ -98,7 +98,7 @@ def test_a_peer_that_stands_still_beyond_the_deadline_fails_alone_and_goes_on(
 ) -> None:
     """One request runs into its deadline, one is aborted while its write is under way."""
     with Site(transport) as site:
-        source = site.add("p", page_count=256, pack_buffer_count=6, transfer_deadline_s=1.0)
+        source = site.add("p", page_count=256, pack_buffer_count=6, transfer_deadline_s=4.0)
         frozen = start(processes, transport, "frozen", 73)
         healthy = start(processes, transport, "healthy", 74)
         # Two segments each, so that four of the six buffers are held.
@@ -114,11 +114,11 @@ def test_a_peer_that_stands_still_beyond_the_deadline_fails_alone_and_goes_on(
         failure = late.senders[0].result.failure
         assert failure is not None
         assert (failure.kind, failure.peer, failure.room) == ("deadline", frozen.name, 2)
-        assert "within 1 s" in failure.message
+        assert "within 4 s" in failure.message
         assert held(source)["pack_buffers_leased"] >= 2, "their writes have not ended"
         frozen.thaw()
         wait_until(lambda: not held(source), "writes are over")
-        for job, words in ((late, "did not end within 1 s"), (aborted, "client went away")):
+        for job, words in ((late, "did not end within 4 s"), (aborted, "client went away")):
             wait_until(lambda job=job: job.far_states() == ["FAILED"])  # type: ignore[misc]
             assert words in job.far_reasons()[0]
             assert source.name in job.far_reasons()[0]
@@ -128,12 +128,14 @@ def test_a_peer_that_stands_still_beyond_the_deadline_fails_alone_and_goes_on(
         site.check_idle()
 
 
+@pytest.mark.timeout(150)
 def test_a33_ten_thousand_requests_to_a_stalled_peer_are_all_answered(
     processes: ExitStack,
 ) -> None:
     """sglang#31144: the peer is known, stands still, and takes no more control messages."""
     with Site("loopback-memfd") as site:
-        decode = site.add("d", page_count=256)
+        # Pages stay held however long the rest takes.
+        decode = site.add("d", page_count=256, drain_deadline_s=600.0)
         healthy = site.add("p", page_count=256)
         stalled = processes.enter_context(WorkerProcess("loopback-memfd", "stalled", 75))
         decode.manager.connect(stalled.address)
@@ -145,7 +147,7 @@ def test_a33_ten_thousand_requests_to_a_stalled_peer_are_all_answered(
             request.init([stalled.address])
             request.send_metadata(range(256), 1024)
             requests.append(request)
-        wait_until(lambda: all(request.poll().is_over for request in requests), "all are over", 10)
+        wait_until(lambda: all(request.poll().is_over for request in requests), "all are over")
         for request in requests:
             failure = request.result.failure
             assert failure is not None
@@ -158,4 +160,5 @@ def test_a33_ten_thousand_requests_to_a_stalled_peer_are_all_answered(
         Job([healthy], [decode], TOKENS, room=10_001).run().check()
         assert held(decode)["held_page_rooms"] > 0, "those that were asked may still write"
         stalled.thaw()
-        wait_until(lambda: not held(decode), "the peer has said that it does not write")
+        words = "the peer has said that it does not write"
+        wait_until(lambda: not held(decode), words, wait_s=90.0)
