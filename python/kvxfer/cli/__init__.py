@@ -35,6 +35,9 @@ COMMANDS = {
     "bench compare": Command(
         "kvxfer.bench.client.compare", "set results of bench cached-prefix side by side"
     ),
+    "bench serve": Command(
+        "kvxfer.bench.server", "serve a model by a prefill and several decode processes"
+    ),
     "doctor": Command("kvxfer.cli.doctor", "say what this installation can do and what is missing"),
 }
 

@@ -165,7 +165,7 @@ def feed(model: Any, cache: Any, token_ids: tuple[int, ...]) -> NDArray[np.float
     held_tokens = int(cache.get_seq_length())
     with torch.inference_mode():
         output = model(
-            torch.tensor([list(token_ids)]), logits_to_keep=1, **{_cache_argument(model): cache}
+            torch.tensor([list(token_ids)]), logits_to_keep=1, **{cache_argument(model): cache}
         )
     expected_tokens = held_tokens + len(token_ids)
     if int(cache.get_seq_length()) != expected_tokens:
@@ -201,7 +201,7 @@ def generate(model: Any, cache: Any, first_token: int, token_count: int) -> Gene
     return Generation(tuple(tokens), first_logits)
 
 
-def _cache_argument(model: Any) -> str:
+def cache_argument(model: Any) -> str:
     """Return the name under which this release of transformers takes a cache.
 
     Releases before the renaming accept ``cache`` as an unknown extra and ignore it, so the name

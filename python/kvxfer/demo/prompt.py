@@ -66,7 +66,7 @@ class Prompt:
         return range(self.answer_begin // page_size, -(-self.answer_end // page_size))
 
 
-def make_prompt(tokenize: Tokenize, tokens: int, seed: int = 0) -> Prompt:
+def make_prompt(tokenize: Tokenize, tokens: int, seed: int = 0, *, depth: float = 0.5) -> Prompt:
     """Build filler, a list of codes, filler and the start of the list again.
 
     Nothing before or after the list says what follows "banana:", so a model that continues with the
@@ -80,6 +80,8 @@ def make_prompt(tokenize: Tokenize, tokens: int, seed: int = 0) -> Prompt:
         Exact length of the prompt.                                     [unit: tokens]
     seed : int
         Seed of the filler sentences.
+    depth : float
+        Share of the filler that comes before the list.
 
     Raises
     ------
@@ -97,8 +99,9 @@ def make_prompt(tokenize: Tokenize, tokens: int, seed: int = 0) -> Prompt:
             f"got {tokens}"
         )
     choose = random.Random(seed)
-    head = _filler(tokenize, filler_tokens // 2, choose)
-    tail = _filler(tokenize, filler_tokens - filler_tokens // 2, choose)
+    head_tokens = int(filler_tokens * depth)
+    head = _filler(tokenize, head_tokens, choose)
+    tail = _filler(tokenize, filler_tokens - head_tokens, choose)
     answer_begin = len(head) + len(before)
     return Prompt(
         token_ids=(*head, *before, *answer, *after, *tail, *question),
