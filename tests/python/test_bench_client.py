@@ -138,8 +138,18 @@ def with_comments_and_carriage_returns(stream: bytes) -> list[bytes]:
     return [b": ping\r\n\r\n", stream.replace(b"\n", b"\r\n"), b"event: over\r\n\r\n"]
 
 
+def with_an_event_of_two_lines(stream: bytes) -> list[bytes]:
+    return [stream.replace(b', "meta_info"', b',\nid: 7\ndata: "meta_info"')]
+
+
 @pytest.mark.parametrize(
-    "cut", [one_byte_each, torn_in_the_middle, with_comments_and_carriage_returns]
+    "cut",
+    [
+        one_byte_each,
+        torn_in_the_middle,
+        with_comments_and_carriage_returns,
+        with_an_event_of_two_lines,
+    ],
 )
 def test_streams_in_any_pieces(cut: Any, path: Path) -> None:
     with FakeRouter(cut=cut) as router:
@@ -155,6 +165,8 @@ def test_a_body_of_many_pieces(router: FakeRouter, path: Path) -> None:
     more = ["--shapes", "200000+16", "--loads", "1@1", "--repeats", "1", "--page-size", "1"]
     assert measure(router, path, *more)[0] == 0
     assert len(router.bodies[-1]["input_ids"]) == 200_016
+    assert router.body_bytes[-1] is not None
+    assert router.body_bytes[-1] > 1 << 19
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

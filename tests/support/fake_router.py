@@ -25,7 +25,8 @@ class FakeRouter:
     ``calls`` lists what was asked, in order: ("flush", worker) or ("generate", body). ``faults``
     answers the generate call of that number; ``report`` may change what a generate call's
     ``meta_info`` says; ``cut`` cuts a stream into the pieces that are sent one by one;
-    ``wave`` lets measured requests go on only when that many are there at once.
+    ``wave`` lets measured requests go on only when that many are there at once. ``body_bytes`` are
+    the lengths that generate calls announced.
     """
 
     page_size: int = 16
@@ -39,6 +40,7 @@ class FakeRouter:
     unhealthy_answers: int = 0
     model_info: dict[str, Any] | None = None
     most_at_once: int = 0
+    body_bytes: list[int | None] = field(default_factory=list)
     url: str = ""
     workers: list[str] = field(default_factory=list)
 
@@ -110,6 +112,7 @@ class FakeRouter:
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
+            self.body_bytes.append(request.content_length)
             body = await request.json()
             has_flushed = any(kind == "flush" for kind, _ in self.calls)
             self.calls.append(("generate", body))
