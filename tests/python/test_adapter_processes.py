@@ -98,7 +98,7 @@ def test_a_peer_that_stands_still_beyond_the_deadline_fails_alone_and_goes_on(
 ) -> None:
     """One request runs into its deadline, one is aborted while its write is under way."""
     with Site(transport) as site:
-        source = site.add("p", page_count=256, pack_buffer_count=6, transfer_deadline_s=4.0)
+        source = site.add("p", page_count=256, pack_buffer_count=6, transfer_deadline_s=3.0)
         frozen = start(processes, transport, "frozen", 73)
         healthy = start(processes, transport, "healthy", 74)
         # Two segments each, so that four of the six buffers are held.
@@ -114,11 +114,11 @@ def test_a_peer_that_stands_still_beyond_the_deadline_fails_alone_and_goes_on(
         failure = late.senders[0].result.failure
         assert failure is not None
         assert (failure.kind, failure.peer, failure.room) == ("deadline", frozen.name, 2)
-        assert "within 4 s" in failure.message
+        assert "within 3 s" in failure.message
         assert held(source)["pack_buffers_leased"] >= 2, "their writes have not ended"
         frozen.thaw()
         wait_until(lambda: not held(source), "writes are over")
-        for job, words in ((late, "did not end within 4 s"), (aborted, "client went away")):
+        for job, words in ((late, "did not end within 3 s"), (aborted, "client went away")):
             wait_until(lambda job=job: job.far_states() == ["FAILED"])  # type: ignore[misc]
             assert words in job.far_reasons()[0]
             assert source.name in job.far_reasons()[0]

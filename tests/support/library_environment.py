@@ -18,7 +18,7 @@ NIXL = {
 MOONCAKE = {
     "MC_FORCE_TCP": "1",
     "MC_LOG_LEVEL": "ERROR",
-    "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "6",
 }
 
 
