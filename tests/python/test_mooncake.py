@@ -17,8 +17,10 @@ import pytest
 
 from kvxfer import InvalidArgumentError, UnsupportedError, transports
 from kvxfer.errors import TransferError
+from kvxfer.transports._mooncake.payload import MooncakePayload
 from kvxfer.transports.protocol import (
     MAX_NOTIFICATION_BYTES,
+    Description,
     WriteHandle,
     WriteState,
 )
@@ -304,6 +306,32 @@ def test_a_restarted_peer_is_written_at_its_new_place(senders: Senders) -> None:
             assert sender.settle(lost) == [WriteState.DRAINED]
             after = sender.agent.post(peer, sender.whole(restarted), b"3")
             assert sender.settle(after) == [WriteState.DONE]
+
+
+@needs_mooncake
+def test_a_peer_at_the_address_of_an_earlier_one_is_another_peer_to_mooncake(
+    senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mooncake would go on with what it knew of the earlier engine, such as its port."""
+    sender = senders(4096)
+    opened: list[str] = []
+    agent: Any = sender.agent
+    submit = agent._engine.submit
+    monkeypatch.setattr(
+        agent._engine,
+        "submit",
+        lambda session, *run: opened.append(session) or submit(session, *run),
+    )
+    with start_target(4096) as target:
+        description = Description.decode(target.call("describe"), "mooncake")
+        payload = MooncakePayload.decode(description)
+        for earlier in (b"first", b"second"):
+            agent._sessions.name_of(payload.host, payload.engine_port, earlier)
+        handle = sender.agent.post(sender.add(target), sender.whole(target), b"here")
+        assert sender.settle(handle) == [WriteState.DONE]
+        assert heard(sender, target, 1) == [b"here"]
+        assert target.call("content") == sender.memory.bytes.tobytes()
+        assert sessions == [f"127.0.0.001:{payload.engine_port}"]
 
 
 @needs_mooncake

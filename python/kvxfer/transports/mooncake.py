@@ -40,6 +40,7 @@ from kvxfer.transports._mooncake.frames import Hello
 from kvxfer.transports._mooncake.link import MooncakeLink, Route, Window
 from kvxfer.transports._mooncake.mailbox import Mailbox
 from kvxfer.transports._mooncake.payload import MooncakePayload
+from kvxfer.transports._mooncake.session_names import SessionNames
 from kvxfer.transports.protocol import Description, check_agent_name
 
 NAME = "mooncake"
@@ -81,6 +82,7 @@ class MooncakeTransport(LibraryTransport):
         super().__init__(NAME, agent_name, cost, _MAX_RUNNING_POSTS)
         self._host = host
         self._limits = limits
+        self._sessions = SessionNames()
         self._windows: WeakValueDictionary[str, Window] = WeakValueDictionary()
         # This finds out whether the host is one of this machine; Mooncake takes any.
         self._mailbox = Mailbox(host, self._generation)
@@ -110,20 +112,23 @@ class MooncakeTransport(LibraryTransport):
         name, payload = description.agent_name, MooncakePayload.decode(description)
         hello = Hello(description.generation, self.agent_name)
         try:
+            session = self._sessions.name_of(
+                payload.host, payload.engine_port, description.generation
+            )
             channel = Channel((payload.host, payload.mailbox_port), hello)
         except OSError as error:
             raise TransferError("peer_dead", name, None, f"cannot be reached: {error}") from error
         try:
-            self._engine.open(payload.session)
+            self._engine.open(session)
         except EngineFault as fault:
             channel.close()
             raise TransferError("peer_dead", name, None, str(fault)) from fault
         with self._lock:
-            window = self._windows.get(payload.session)
+            window = self._windows.get(session)
             if window is None:
                 window = Window(self._limits.max_outstanding_writes)
-                self._windows[payload.session] = window
-        route = Route(self._engine, payload.session, window, self._limits.settle_s)
+                self._windows[session] = window
+        route = Route(self._engine, session, window, self._limits.settle_s)
         return MooncakeLink(self._ledger, description, route, channel)
 
     def _receive(self) -> list[tuple[str, bytes]]:

@@ -20,11 +20,6 @@ class MooncakePayload:
     engine_port: int
     mailbox_port: int
 
-    @property
-    def session(self) -> str:
-        """Name under which Mooncake knows the engine."""
-        return f"{self.host}:{self.engine_port}"
-
     def encode(self) -> bytes:
         """Return the bytes of the payload."""
         return _PORTS.pack(self.engine_port, self.mailbox_port) + self.host.encode("ascii")
