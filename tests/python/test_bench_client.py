@@ -332,7 +332,7 @@ def test_servers_that_need_time_to_start(path: Path) -> None:
 
 def test_servers_that_stay_unhealthy(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FakeRouter(unhealthy_answers=1_000_000) as router:
-        assert cli.main(words_of(router, path, "--wait", "0.3")) == 1
+        assert cli.main(words_of(router, path, "--wait", "2")) == 1
     assert "/health: got status 503, expected status 200" in capsys.readouterr().err
 
 

@@ -82,7 +82,7 @@ class Connections:
                         return
                     said = f"status {response.status}"
             except TimeoutError:
-                said = "no answer in time"
+                continue  # what it said before tells more
             except aiohttp.ClientError as error:
                 said = _words(error)
             await asyncio.sleep(min(_POLL_INTERVAL_S, left))
