@@ -314,14 +314,15 @@ def test_a_peer_at_the_address_of_an_earlier_one_is_another_peer_to_mooncake(
 ) -> None:
     """Mooncake would go on with what it knew of the earlier engine, such as its port."""
     sender = senders(4096)
-    opened: list[str] = []
+    sessions: list[str] = []
     agent: Any = sender.agent
     submit = agent._engine.submit
-    monkeypatch.setattr(
-        agent._engine,
-        "submit",
-        lambda session, *run: opened.append(session) or submit(session, *run),
-    )
+
+    def watched(session: str, *run: int) -> Any:
+        sessions.append(session)
+        return submit(session, *run)
+
+    monkeypatch.setattr(agent._engine, "submit", watched)
     with start_target(4096) as target:
         description = Description.decode(target.call("describe"), "mooncake")
         payload = MooncakePayload.decode(description)
