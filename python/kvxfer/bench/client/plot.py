@@ -92,6 +92,8 @@ def _draw_throughput(axes: "Axes", of_case: list[tuple[str, CaseResult]]) -> Non
         spread = found.summary.requests_per_s
         axes.bar(place, spread.mean)
         axes.vlines(place, spread.least, spread.greatest, color="black")
-        axes.annotate(f"{label}\n{spread.mean:.3g}", (place, spread.mean), ha="center", va="bottom")
+        place_above = (place, spread.greatest)
+        words = f"{label}\n{spread.mean:.3g}"
+        axes.annotate(words, place_above, ha="center", va="bottom")
     axes.set(ylabel="requests/s", xticks=[])
     axes.margins(y=0.25)
