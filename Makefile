@@ -100,11 +100,11 @@ test-cpp: build
 	ctest --preset asan -j $(JOBS)
 
 test-python: setup install
-	$(RUN_BIN)/python -m pytest -m "not slow" tests/python
+	$(RUN_BIN)/python -m pytest -m "not slow" tests/python tests/e2e
 	$(RUN_BIN)/python -m pytest --doctest-modules --ignore-glob='*/adapters/vllm.py' --pyargs kvxfer
 
 test-full: test
-	$(RUN_BIN)/python -m pytest -m slow tests/python
+	$(RUN_BIN)/python -m pytest -m slow tests/python tests/e2e
 
 # --- what keeps it clean -----------------------------------------------------------------------
 
