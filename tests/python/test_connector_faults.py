@@ -5,13 +5,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
+from kvxfer import Plane, PlaneKind, PoolLayout
+from kvxfer.adapters import EngineMemory
+from kvxfer.adapters._connector.offer import GroupTerms, Offer
+from kvxfer.adapters._connector.orders import GroupPages, LoadOrder, SendOrder, StepOrders
 from kvxfer.adapters._connector.record import summary
 from kvxfer.adapters._connector.scheduler import RequestView
 from kvxfer.adapters._connector.shape import EngineShape
+from kvxfer.adapters._connector.worker import ConnectorWorker, Ended
+from kvxfer.errors import TransferError
+from kvxfer.transfer import Failure, LocalPool, RoomResult, RoomState
 from support.connector_world import EngineSpec, FakeEngine, Model, drive
 
 TOKENS = 21
@@ -136,3 +144,71 @@ def test_fifty_requests_at_once(pair: tuple[FakeEngine, FakeEngine]) -> None:
         many.check(*((pages, 0, 7) for pages in wanted.values()))
         drive([prefill], lambda: all(prefill.is_sent(f"p{i}") for i in range(50)))
     assert decode.ended[0].received == set()
+
+
+@dataclass
+class StubRoom:
+    """A room whose writes have not ended."""
+
+    state: RoomState = RoomState.FAILED
+    pages_held: bool = True
+    failure: Failure | None = field(default_factory=lambda: Failure("peer_lost", "x", 1, "gone"))
+
+    @property
+    def error(self) -> TransferError | None:
+        return self.failure and self.failure.as_error()
+
+    def send(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def abort(self, message: str) -> None:
+        pass
+
+    def result(self) -> RoomResult:
+        return RoomResult(1, self.state, failure=self.failure)
+
+
+class StubManager:
+    """A manager that opens one room for everything."""
+
+    def __init__(self) -> None:
+        self.room = StubRoom()
+        self.pool = LocalPool(PoolLayout(4, 32, [Plane(0, PlaneKind.KEY, 8)]), (4096,))
+        self.memory = EngineMemory()
+
+    def admit(self, side: str, open_room: Any) -> StubRoom:
+        return self.room
+
+    def connect(self, *addresses: str) -> None:
+        pass
+
+    def sent(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("side", ["sent", "received"])
+def test_pages_stay_while_writes_may_reach_them(side: str) -> None:
+    shape, manager = EngineShape(1), StubManager()
+    worker = ConnectorWorker(shape, 0, [cast(Any, manager)], [4])
+    group = GroupPages(0, TOKENS, tuple(FROM[0]))
+    offer = Offer(
+        version=1,
+        room=1,
+        end=TOKENS,
+        shape=shape,
+        receivers=shape,
+        groups=(GroupTerms(4, (0,)),),
+        addresses=((("tcp://h:1",),),),
+    )
+    orders = StepOrders()
+    if side == "sent":
+        orders.sends.append(SendOrder("r", 1, (group,), shape))
+    else:
+        orders.loads.append(LoadOrder("r", offer, (group,)))
+    worker.apply(orders)
+    assert worker.collect() == Ended()
+    manager.room.pages_held = False
+    assert getattr(worker.collect(), side) == {"r"}

@@ -115,6 +115,25 @@ def test_a_request_from_engine_to_engine(engines: list[Engine]) -> None:
     assert target.scheduler.get_num_new_matched_tokens(waiting, 0) == (0, False)
 
 
+def test_rows_that_are_there_already_are_left_alone(engines: list[Engine]) -> None:
+    source, target = engines
+    waiting = request("d1", TOKENS, prefill(source, "p1", [3, 9, 4]))
+    assert target.scheduler.get_num_new_matched_tokens(waiting, 4) == (TOKENS - 4, True)
+    target.scheduler.update_state_after_alloc(waiting, blocks([8, 2, 5]), TOKENS - 4)
+    wait_until(lambda: bool(source.step() and target.step().finished_recving))
+    for cache in target.caches.values():
+        assert (cache[8] == -1).all()
+        assert (cache[[2, 5]] != -1).all()
+
+
+def test_an_offer_ends_with_the_prompt(engines: list[Engine]) -> None:
+    source, _ = engines
+    params = {"do_remote_decode": True}
+    done = request("p1", TOKENS, params, "FINISHED_LENGTH_CAPPED", TOKENS + 3)
+    _, offered = source.scheduler.request_finished_all_groups(done, ([3, 9, 4, 7],))
+    assert offered["kvxfer"]["end"] == TOKENS
+
+
 def test_statistics_reach_log_and_prometheus(engines: list[Engine], adapter: ModuleType) -> None:
     source, target = engines
     assert target.worker.get_kv_connector_stats() is None
