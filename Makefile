@@ -3,10 +3,12 @@
 #
 # make demo | test        all set-up included, from a machine with Python >= 3.11 and g++
 # make dev                editable install in .venv; run it again after a change of C++
+# make compat | compat-full    two vLLM engines on this machine's CPU and kvxfer between them
 # make lint | test-full | wheel | wheel-check | stubs | format | clean
 #
 # PYTHON=python3.12             the interpreter that the environments are made from
 # KVXFER_TORCH_INDEX=URL        an index with a smaller torch, such as PyTorch's own CPU wheels
+# KVXFER_SKIP_COMPAT=1          compat and compat-full do nothing
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,7 +31,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 WHEEL_SOURCES := pyproject.toml README.md LICENSE CMakeLists.txt \
   $(shell find third_party cpp cuda python -type f ! -name '*.so' ! -name '*.pyc' 2>/dev/null)
 
-.PHONY: setup dev build wheel install demo test test-full test-cpp test-python lint wheel-check \
+.PHONY: setup dev build wheel install demo test test-full compat compat-full test-cpp test-python lint wheel-check \
         stubs format clean
 
 # --- set-up ------------------------------------------------------------------------------------
@@ -105,6 +107,29 @@ test-python: setup install
 
 test-full: test
 	$(RUN_BIN)/python -m pytest -m slow tests/python tests/e2e
+
+# Engines pin other versions than .venv has, so they stand in an environment of their own; what they
+# ask for and do not need here, CUDA's packages among it, is left out.
+COMPAT_VENV := build/compat
+COMPAT_PIP := $(COMPAT_VENV)/bin/python -m pip --disable-pip-version-check -q
+
+build/stamps/compat: tests/compat/vllm-requirements.txt
+	@mkdir -p $(@D)
+	$(PYTHON) -m venv --clear $(COMPAT_VENV)
+	$(COMPAT_PIP) install pip==25.3
+	$(COMPAT_PIP) install torch==2.13.0 $(if $(KVXFER_TORCH_INDEX),--index-url $(KVXFER_TORCH_INDEX))
+	$(COMPAT_PIP) install --no-deps -r tests/compat/vllm-requirements.txt
+	@touch $@
+
+ifeq ($(KVXFER_SKIP_COMPAT),1)
+compat compat-full:
+	@echo "$@: left out, because KVXFER_SKIP_COMPAT is 1"
+else
+compat: COMPAT_TESTS := -m "not slow"
+compat compat-full: setup $(WHEEL_STAMP) build/stamps/compat
+	$(COMPAT_PIP) install --no-deps --force-reinstall dist/kvxfer-*.whl
+	$(COMPAT_VENV)/bin/python -m pytest $(COMPAT_TESTS) tests/compat
+endif
 
 # --- what keeps it clean -----------------------------------------------------------------------
 
