@@ -21,7 +21,7 @@ from support.bench_server import (
 )
 from support.transport_cases import CASES
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 TOKENS = 6
 PACK_TOKENS = 128

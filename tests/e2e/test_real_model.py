@@ -16,7 +16,7 @@ from support.bench_server import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.timeout(400)
 
 TOKENS = 4
 

@@ -21,7 +21,7 @@ from support.bench_server import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 SYNTHETIC = ("--model", "synthetic", "--verify", "all", "--compute-s", "0.01")
 ROW_BYTES = 7 * 576

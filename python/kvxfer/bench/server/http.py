@@ -171,6 +171,8 @@ class _Generate:
             if not response.prepared:
                 raise
             await response.write(_event({"error": {"message": str(error)}}))
+        except ConnectionError:  # the client hung up
+            return response
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response

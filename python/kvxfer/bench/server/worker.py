@@ -129,6 +129,7 @@ class Worker:
         for transfer in transfers.values():
             transfer.fail(error)
             transfer.settle()
+        self._pages_changed.set()
         for report in self._reports:
             if not report.done():
                 report.set_exception(error)
@@ -157,14 +158,17 @@ class Worker:
         TransferError
             If the worker is down, or a rank has just ended.
         """
-        if not self.is_up:
-            raise TransferError("peer_lost", self.name, None, "its ranks are being started")
+        self._check_up()
         try:
             for wire in self._wires:
                 wire.send(name, value)
         except TransferError as error:
             self._lose(error)
             raise
+
+    def _check_up(self) -> None:
+        if not self.is_up:
+            raise TransferError("peer_lost", self.name, None, "its ranks are being started")
 
     async def report(self) -> list[dict[str, float]]:
         """Return the counters of every rank's manager."""
@@ -217,6 +221,9 @@ class Worker:
     ) -> tuple[PageCache, list[int], int]:
         """Return pages for a request, waiting until there are enough.
 
+        The caller opens its transfer before it waits for anything else: a worker that is lost then
+        knows of it.
+
         Parameters
         ----------
         tokens : int64 array, shape (prompt_tokens,)
@@ -234,16 +241,19 @@ class Worker:
         ------
         CapacityError
             If the whole pool is too small.
+        TransferError
+            If the worker is down, or goes down meanwhile.
         """
         async with self._allocation:
-            pages = self.pages
-            count = pages.pages_of(token_count)
-            if count > pages.page_count:
-                raise CapacityError(
-                    f"{self.name}: a request of {token_count} tokens needs {count} pages, "
-                    f"the pool has {pages.page_count}"
-                )
             while True:
+                self._check_up()
+                pages = self.pages
+                count = pages.pages_of(token_count)
+                if count > pages.page_count:
+                    raise CapacityError(
+                        f"{self.name}: a request of {token_count} tokens needs {count} pages, "
+                        f"the pool has {pages.page_count}"
+                    )
                 held = pages.match(tokens, most_prefix_tokens)
                 if count - len(held) <= pages.free_count:
                     prefix_tokens = len(held) * pages.page_tokens
