@@ -24,7 +24,7 @@ read -ra loads <<< "${LOADS:-12@1 32@8}"
 server=
 stop_server() {
   if [[ -n $server ]]; then
-    kill -INT "$server" 2> /dev/null || true
+    kill -TERM "$server" 2> /dev/null || true
     wait "$server" || true
   fi
   server=
