@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(400)
 TOKENS = 6
 PACK_TOKENS = 128
 # Around a page, the capacity, a chunk, and a page that is spread over four ranks.
-LENGTHS = [63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257]
+LENGTHS = [63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257]
 SIZES = ("--pack-tokens", str(PACK_TOKENS), "--chunk-tokens", "96")
 
 

@@ -29,7 +29,8 @@ ROW_BYTES = 7 * 576
 
 @pytest.fixture(name="server", scope="module")
 def server_fixture() -> Iterator[BenchServer]:
-    with BenchServer(*SYNTHETIC, "--decode-ranks", "3", "--pack-tokens", "1024") as server:
+    arguments = (*SYNTHETIC, "--decode-ranks", "3", "--pack-tokens", "1024", "--no-early")
+    with BenchServer(*arguments) as server:
         yield server
 
 
@@ -69,7 +70,7 @@ def test_a_long_prefix_is_computed_once_and_sent_packed(server: BenchServer) -> 
     meta = server.generate([*prefix, *make_prompt(300)], 1)["meta_info"]
     assert meta["cached_tokens"] == 5000 // 64 * 64
     assert sum(meta["kvxfer"]["received_bytes"]) == 5300 * ROW_BYTES
-    # 1,024 tokens fit a buffer: the cached 4,992 go at once in 5 segments, and 308 follow.
+    # 1,024 tokens fit a buffer, and the 5,300 are one send.
     assert meta["kvxfer"]["received_segments"] == [6, 6, 6]
     assert server.total("prefill", "sender_total_row_by_row_writes") == before == 0
     assert server.total("prefill", "sender_total_segments") > segments
@@ -107,6 +108,20 @@ def test_a_server_says_that_its_numbers_are_synthetic(server: BenchServer) -> No
     info = server.get("/model_info")
     assert info["is_synthetic"]
     assert "every prefill takes 0.01 s" in info["model_path"]
+
+
+def test_a_cached_prefix_leaves_before_the_rest_is_computed() -> None:
+    with BenchServer(*SYNTHETIC, "--decode-ranks", "2", "--pack-tokens", "1024") as server:
+        prefix = make_prompt(3000)
+        server.generate(prefix, 1)
+        prompt = [*prefix, *make_prompt(300)]
+        meta = server.generate(prompt, 1)["meta_info"]
+        assert meta["cached_tokens"] == 2944
+        assert sum(meta["kvxfer"]["received_bytes"]) == 3300 * ROW_BYTES
+        # Early: 3 segments for the cached 2,944, 2 for the rest as the grid cuts it at 3,072.
+        # All at once, where the destinations asked too late: 4.
+        assert meta["kvxfer"]["received_segments"] in ([5, 5], [4, 4])
+        wait_for(server.is_idle, "the requests are over")
 
 
 def test_row_by_row_writes_every_row_and_the_same_bytes() -> None:

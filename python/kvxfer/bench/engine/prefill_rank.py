@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefill process: computes prompts chunk by chunk and sends rows as they are there."""
 
+import time
+
 from kvxfer.adapters import RequestSender
 from kvxfer.bench.engine.rank import Commands, Rank, open_rank
 from kvxfer.bench.engine.rank_group import RankGroup
@@ -13,6 +15,7 @@ from kvxfer.transfer import RoomState
 __all__ = ["run_prefill"]
 
 _BUSY_WAIT_S = 0.0005
+_EARLY_WAIT_S = 0.02
 
 
 def run_prefill(wire: Wire, setting: RankSetting) -> None:
@@ -42,6 +45,15 @@ class _Outgoing:
     @property
     def is_computing(self) -> bool:
         return self.sampled is None and not self.sender.poll().is_over
+
+    def await_destinations(self) -> None:
+        """Give destinations that are asking right now a moment, so that cached rows leave early."""
+        is_early = self._rank.setting.sends_early and self.job.cached_tokens > 0
+        if not is_early or self.computed_tokens > self.job.cached_tokens:
+            return
+        until = time.monotonic() + _EARLY_WAIT_S
+        while self.sender.poll() is RoomState.BOOTSTRAPPING and time.monotonic() < until:
+            time.sleep(_BUSY_WAIT_S)
 
     def compute(self) -> None:
         """Run the next chunk."""
@@ -97,6 +109,7 @@ class _PrefillLoop:
             for name, value in self._commands.take(wait_s):
                 self._obey(name, value)
             if computing is not None:
+                computing.await_destinations()
                 computing.send()
                 computing.compute()
                 if computing.sampled is not None:
