@@ -68,7 +68,7 @@ PYTHON_UNITS = [
 OWNERS = {
     "nixl": ["transports/nixl.py"],
     "mooncake": ["transports/mooncake.py"],
-    "sglang": ["adapters/sglang.py"],
+    "sglang": ["adapters/sglang/"],
     "vllm": ["adapters/vllm.py"],
     "torch": ["adapters/", "sharded/", "demo/", "bench/", "cli/"],
     "transformers": ["demo/", "bench/"],
