@@ -11,6 +11,7 @@ from typing import Any
 
 from kvxfer import build_info, transports
 from kvxfer.cli.memory_access import peer_write_report
+from kvxfer.cli.probes import nccl_probe, sglang_probe
 
 # What brings each part that an installation may lack.
 _INSTALLED_BY = {
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> dict[str, Any]:
     """Look at the build, the installed packages, the transports, the kernel and the devices.
 
-    No optional package is imported and no CUDA context is made.
+    No optional package is imported in this process and no CUDA context is made.
 
     Returns
     -------
@@ -61,6 +62,8 @@ def examine() -> dict[str, Any]:
         ``gpus`` : dict
             ``devices``: list of device files; ``driver``: version or None; ``libcuda``: name or
             None.
+        ``nccl`` and ``sglang`` : dict
+            As the probes of ``kvxfer.cli.probes``, each in a process of its own.
     """
     build = build_info()
     return {
@@ -76,6 +79,8 @@ def examine() -> dict[str, Any]:
             "driver": _driver_version(),
             "libcuda": build["libcuda"],
         },
+        "nccl": nccl_probe(),
+        "sglang": sglang_probe(),
     }
 
 
@@ -124,3 +129,9 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     gpus = report["gpus"]
     yield f"  {'gpus':12} {', '.join(gpus['devices']) or 'none'}"
     yield f"  {'driver':12} {gpus['driver'] or 'none'}, libcuda {gpus['libcuda'] or 'not found'}"
+    nccl, sglang = report["nccl"], report["sglang"]
+    yield f"  {'nccl':12} {nccl.get('path') or 'none'}"
+    yield f"  {'zero-SM':12} {nccl.get('failure') or nccl['explanation']}"
+    yield f"  {'sglang':12} {sglang.get('failure') or sglang['here']}"
+    if "pack" in sglang:
+        yield f"  {'':12} with KVXFER_SGLANG=all: {sglang['pack']}"
