@@ -51,6 +51,7 @@ def test_plans_and_packs_are_sglangs_to_the_byte() -> None:
     assert seen["is_one"]
     assert seen["plans"] == []
     assert seen["packs"] == []
+    assert seen["sizes"] == []
     assert seen["packed"]["packed"] > 100
     assert seen["packed"]["handed_back"] == 0
     too_small, kind, words = seen["given_back"]

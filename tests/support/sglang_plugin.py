@@ -27,6 +27,14 @@ from sglang.srt.disaggregation.common import dcp_pack, utils  # noqa: E402
 from sglang.srt.disaggregation.mooncake import conn as mooncake  # noqa: E402
 from sglang.srt.disaggregation.nixl import conn as nixl  # noqa: E402
 
+from kvxfer import (  # noqa: E402
+    PackBufferLayout,
+    Plane,
+    PlaneKind,
+    PoolLayout,
+    Relayout,
+    Sharding,
+)
 from kvxfer.adapters import sglang as plugin  # noqa: E402
 
 POISON = 0xA5
@@ -118,6 +126,26 @@ def differing_packs(count: int) -> list[Any]:
     return differing
 
 
+def differing_sizes(count: int) -> list[Any]:
+    """Random pack buffers that are not as large as SGLang's for the same whole pages of tokens."""
+    chance, differing = random.Random(31), []
+    for _ in range(count):
+        page_size, ranks = chance.choice([1, 2, 16, 64]), chance.randint(1, 8)
+        tokens = page_size * chance.randint(1, 200)
+        widths = [chance.randint(1, 700) for _ in range(chance.randint(1, 6))]
+        planes = [Plane(number, PlaneKind.LATENT, width) for number, width in enumerate(widths)]
+        targets = [
+            PoolLayout(page_size, 9, planes, sharding=Sharding(ranks, rank))
+            for rank in range(ranks)
+        ]
+        relayouts = [Relayout(PoolLayout(page_size, 9, planes), target) for target in targets]
+        ours = PackBufferLayout.bytes_for(relayouts, tokens)
+        items = [width * page_size for width in widths]
+        if ours != dcp_pack.dcp_pack_buffer_bytes(items, page_size, tokens, ranks):
+            differing.append([page_size, ranks, tokens, widths])
+    return differing
+
+
 def gives_back() -> list[Any]:
     """What SGLang's own code says to a call that kvxfer cannot serve."""
     plan = utils.build_dcp_token_transfer_plan(
@@ -150,6 +178,7 @@ def main() -> None:
     }
     if os.environ.get("KVXFER_SGLANG") == "all" and not sys.argv[1:]:
         seen["plans"], seen["packs"] = differing_plans(400), differing_packs(150)
+        seen["sizes"] = differing_sizes(300)
         seen["packed"] = plugin.counters()
         seen["given_back"] = gives_back()
     json.dump(seen, sys.stdout)
