@@ -150,7 +150,8 @@ def test_a_killed_rank_is_started_again_and_the_server_stops_cleanly() -> None:
         *_, failed, end = events
         assert end == b"[DONE]"
         assert json.loads(failed)["error"]["message"]
-        wait_for(lambda: server.health() == 200, "the decode ranks are there again")
+        wait_for(lambda: server.is_restarted("decode", killed[1]), "the decode ranks are there")
+        assert server.health() == 200
         assert server.generate(make_prompt(200), 2)["meta_info"]["completion_tokens"] == 2
         wait_for(server.is_idle, "the request is over")
         report = server.get("/report")
@@ -161,3 +162,13 @@ def test_a_killed_rank_is_started_again_and_the_server_stops_cleanly() -> None:
         wait_for(
             lambda: not any(is_running(pid) for pid in (*running, *killed)), "no process is left"
         )
+
+
+def test_a_killed_prefill_process_is_started_again_with_an_empty_cache() -> None:
+    with BenchServer(*SYNTHETIC, "--decode-ranks", "2") as server:
+        server.generate(make_prompt(200), 1)
+        (killed,) = server.get("/report", "prefill")["prefill"]["process_ids"]
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: server.is_restarted("prefill", killed), "prefill is there again")
+        assert server.generate(make_prompt(200), 1)["meta_info"]["cached_tokens"] == 0
+        wait_for(server.is_idle, "nothing is left of any request")

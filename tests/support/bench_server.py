@@ -138,11 +138,21 @@ class BenchServer:
             with error:
                 return error.code
 
-    def is_idle(self) -> bool:
+    def is_restarted(self, worker: str, killed: int) -> bool:
+        """Whether a worker serves, by other processes than the one that was killed."""
+        try:
+            report = self.get("/report")
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        return killed not in report[worker]["process_ids"]
+
+    def is_idle(self, but: Sequence[str] = ()) -> bool:
         """Whether no page, room, buffer or write of any request is left on any rank."""
         report = self.get("/report")
+        names = [name for name in HELD if name not in but]
         held = [
-            rank[name] for worker in report.values() for rank in worker["ranks"] for name in HELD
+            rank[name] for worker in report.values() for rank in worker["ranks"] for name in names
         ]
         return not any(held) and not any(worker["pages_used"] for worker in report.values())
 

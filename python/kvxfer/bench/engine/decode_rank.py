@@ -23,9 +23,9 @@ _BUSY_WAIT_S = 0.0005
 def run_decode(wire: Wire, setting: RankSetting, links: Sequence[Connection]) -> None:
     """Serve until the scheduler hangs up.
 
-    Commands are ``receive`` (a ``ReceiveJob``), ``step`` (a ``StepJob``), ``abort`` (a request) and
-    ``report``; answers ``ended``, ``settled``, from rank 0 ``stepped``, and ``report``. All ranks
-    are sent the same steps in the same order.
+    Commands are ``receive`` (a ``ReceiveJob``), ``step`` (a ``StepJob``), ``abort`` (a request),
+    ``peers_dead`` (names) and ``report``; answers ``ended``, ``settled``, from rank 0 ``stepped``,
+    and ``report``. All ranks are sent the same steps in the same order.
     """
     group = RankGroup(links, is_first=setting.rank == 0)
     with open_rank(setting, "receiver", group) as rank:
@@ -75,6 +75,9 @@ class _DecodeLoop:
             for incoming in self._open:
                 if incoming.job.request == value:
                     incoming.receiver.abort()
+        elif name == "peers_dead" and isinstance(value, tuple):
+            for peer in value:
+                self._rank.manager.declare_dead(peer)
         elif name == "report":
             self._wire.send("report", self._rank.report())
 

@@ -3,9 +3,10 @@
 """Takes requests, gives each a room, and leads it through prefill and decode."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from kvxfer.bench.engine.sampled import Sampled
 from kvxfer.bench.engine.setting import Ended, PrefillJob, ReceiveJob, StepJob
 from kvxfer.bench.server.transfer import Transfer
 from kvxfer.bench.server.worker import Worker
+from kvxfer.errors import DeadlineError
 
 __all__ = ["Generated", "Router"]
 
@@ -74,7 +76,8 @@ class Router:
         self.decode = decode
         self._requests = itertools.count(1)
         self._computing = asyncio.Lock()
-        decode.on_restart = self._decode_restarted
+        prefill.on_restart = functools.partial(_tell_dead, decode)
+        decode.on_restart = functools.partial(_tell_dead, prefill)
 
     async def generate(
         self, token_ids: NDArray[np.int64], token_count: int, *, ignores_end: bool
@@ -96,19 +99,25 @@ class Router:
         TransferError
             If it failed; says where.
         """
-        async with asyncio.timeout(_REQUEST_DEADLINE_S):
-            request = next(self._requests)
-            slot = await self._admit(request, token_ids, token_count)
-            try:
-                async for generated in self._lead(slot, token_ids, token_count):
-                    sampled = generated.sampled
-                    is_end = sampled.token == self.decode.ready[0].end_token and not ignores_end
-                    yield Generated(**{**vars(generated), "is_end": is_end})
-                    if is_end:
-                        return
-            finally:
-                self.decode.abort(slot.transfer)
-                self.decode.give_back(slot.owner, slot.pages, slot.transfer)
+        request = next(self._requests)
+        end_token = None if ignores_end else self.decode.ready[0].end_token
+        try:
+            async with asyncio.timeout(_REQUEST_DEADLINE_S):
+                slot = await self._admit(request, token_ids, token_count)
+                try:
+                    async for generated in self._lead(slot, token_ids, token_count):
+                        is_end = generated.sampled.token == end_token
+                        yield replace(generated, is_end=is_end)
+                        if is_end:
+                            return
+                finally:
+                    self.decode.abort(slot.transfer)
+                    self.decode.give_back(slot.owner, slot.pages, slot.transfer)
+        except TimeoutError as error:
+            if isinstance(error, DeadlineError):
+                raise
+            said = f"no end within {_REQUEST_DEADLINE_S:g} s"
+            raise DeadlineError("deadline", "prefill or decode", request, said) from error
 
     async def _admit(self, request: int, token_ids: NDArray[np.int64], token_count: int) -> _Slot:
         owner, pages, prefix_tokens = await self.decode.take_pages(
@@ -171,6 +180,8 @@ class Router:
                 worker.give_back(owner, pages, transfer)
         return cached_tokens
 
-    def _decode_restarted(self, names: list[str]) -> None:
-        if self.prefill.is_up:
-            self.prefill.send("peers_dead", tuple(names))
+
+def _tell_dead(worker: Worker, names: list[str]) -> None:
+    """Tell a worker that peers of its are gone: pages held for their writes are free."""
+    if worker.is_up:
+        worker.send("peers_dead", tuple(names))
