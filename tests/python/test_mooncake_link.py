@@ -95,6 +95,16 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(clock)
 
 
+def test_a29_the_notification_follows_the_last_write_whichever_that_is(rig: Rig) -> None:
+    """nixl#252, nixl#688: neither before all writes have ended, nor twice, nor never."""
+    assert not rig.channel.notified
+    assert rig.end(w3=library.DONE, w2=library.DONE) is WriteState.RUNNING
+    assert not rig.channel.notified
+    assert rig.end(w1=library.DONE) is WriteState.DONE
+    assert rig.end() is WriteState.DONE
+    assert list(rig.channel.notified) == [b"there"]
+
+
 def test_a_refused_write_is_submitted_again_and_the_post_ends_once_the_peer_is_quiet(
     rig: Rig,
 ) -> None:
