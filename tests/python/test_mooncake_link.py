@@ -156,6 +156,18 @@ def test_nothing_is_submitted_again_to_a_peer_that_cannot_be_reached(rig: Rig, h
     assert not rig.channel.notified
 
 
+def test_a_post_that_was_made_up_for_is_lost_with_the_connection(rig: Rig) -> None:
+    """Nobody can say any more whether bytes of the first try still land."""
+    rig.end(w1=library.DONE, w2=library.FAILED, w3=library.DONE)
+    assert rig.end(w4=library.DONE) is WriteState.RUNNING
+    rig.channel.error = "reset"
+    assert rig.end() is WriteState.LOST
+    assert "the connection has ended: reset" in str(rig.post.error)
+    rig.channel.is_peer_gone = True
+    assert rig.end() is WriteState.DRAINED
+    assert not rig.channel.notified
+
+
 def test_a_post_without_a_failure_ends_without_a_question(rig: Rig) -> None:
     assert rig.end(w1=library.DONE, w2=library.DONE, w3=library.DONE) is WriteState.DONE
     assert list(rig.channel.notified) == [b"there"]

@@ -423,6 +423,11 @@ def test_pages_are_dealt_all_or_none() -> None:
     pages = allocator.allocate(4)
     with pytest.raises(InvalidArgumentError, match="dealt, got 1"):
         allocator.free([1])
+    for bad, named in (([10**6], 10**6), ([pages[0], 1], 1), ([pages[0], pages[0]], pages[0])):
+        free_pages = allocator.free_pages
+        with pytest.raises(InvalidArgumentError, match=f"dealt, got {named}"):
+            allocator.free(bad)
+        assert allocator.free_pages == free_pages
     allocator.free(pages)
     with pytest.raises(InvalidArgumentError, match="dealt, got 2"):
         allocator.free([2])

@@ -94,6 +94,7 @@ class PageAllocator:
                 f"{ranks} ranks and {local_page_count} pages"
             )
         self._ranks = ranks
+        self._dealt: set[int] = set()
         self._free = [
             deque(page * ranks + rank for page in range(1, local_page_count))
             for rank in range(ranks)
@@ -141,12 +142,24 @@ class PageAllocator:
         for rank, free in enumerate(self._free):
             if (wanted := owners.count(rank)) > len(free):
                 raise CapacityError(f"expected {wanted} free pages on rank {rank}, got {len(free)}")
-        return [self._free[owner].popleft() for owner in owners]
+        pages = [self._free[owner].popleft() for owner in owners]
+        self._dealt.update(pages)
+        return pages
 
     def free(self, pages: Iterable[int]) -> None:
-        """Take pages back that nothing reads any more."""
-        for page in pages:
-            owner = self._free[page % self._ranks]
-            if page < self._ranks or page in owner:
+        """Take pages back that nothing reads any more.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a page that was not dealt, or is named twice; nothing is taken back then.
+        """
+        given = list(pages)
+        named: set[int] = set()
+        for page in given:
+            if page not in self._dealt or page in named:
                 raise InvalidArgumentError(f"expected pages that were dealt, got {page}")
-            owner.append(page)
+            named.add(page)
+        self._dealt -= named
+        for page in given:
+            self._free[page % self._ranks].append(page)

@@ -181,7 +181,8 @@ class MooncakeLink(Link):
             self.error = f"the connection has ended: {self._channel.error}"
         if self.error is not None:
             for post in self._posts:
-                if post.is_waiting:
+                # The peer cannot show any more that nothing of an unsure post can land.
+                if post.is_waiting or (post.is_unsure and not post.outstanding_count):
                     self._fail(post, self.error)
 
     def _collect(self) -> None:
